@@ -1,0 +1,245 @@
+/**
+ * Native calls and native memory, the same in Deno and in Bun. The only file of `ffi/` that others import.
+ * Importing it opens nothing; the runtime is picked once, at the first use.
+ */
+import process from "node:process";
+import { ClosedError, LibraryNotFoundError, NotSupportedError, SystemCallError } from "../src/errors.ts";
+import { createBunAdapter } from "./bun.ts";
+import { createDenoAdapter } from "./deno.ts";
+import type { Adapter, Address, HostView, NativeLibrary, Size, SymbolTable } from "./types.ts";
+
+export type {
+  Address,
+  ArgumentType,
+  HostView,
+  NativeFunction,
+  NativeLibrary,
+  ResultType,
+  Signature,
+  Size,
+  SymbolTable,
+} from "./types.ts";
+export {
+  type Field,
+  type FieldType,
+  readStruct,
+  type StructLayout,
+  type StructRead,
+  type StructValues,
+  writeStruct,
+} from "./struct.ts";
+
+let picked: Adapter | undefined;
+
+function adapter(): Adapter {
+  return picked ??= pickAdapter();
+}
+
+function pickAdapter(): Adapter {
+  // deno-lint-ignore no-explicit-any
+  const deno = (globalThis as any).Deno;
+  if (typeof deno?.dlopen === "function") return createDenoAdapter(deno);
+  // Synchronous, and undefined elsewhere: a static import of bun:ffi fails in Deno at run time.
+  // deno-lint-ignore no-explicit-any
+  const bunFfi = (globalThis as any).process?.getBuiltinModule?.("bun:ffi");
+  if (bunFfi) return createBunAdapter(bunFfi);
+  throw new NotSupportedError("Cannot call native code: this runtime is neither Deno (with Deno.dlopen) nor Bun");
+}
+
+/** Which runtime the native calls go through: for `src/os/` and for messages only. */
+export function runtimeName(): "deno" | "bun" {
+  return adapter().runtime;
+}
+
+/**
+ * Opens the first library of `candidates` that can be opened: absolute paths, or names that libc's loader resolves.
+ * A library is never closed. Throws LibraryNotFoundError, which names every attempt.
+ */
+export function openLibrary<T extends SymbolTable>(name: string, candidates: readonly string[], table: T): NativeLibrary<T> {
+  const attempts: string[] = [];
+  for (const candidate of candidates) {
+    try {
+      return adapter().openLibrary(candidate, table);
+    } catch (error) {
+      if (error instanceof NotSupportedError) throw error;
+      attempts.push(`${candidate}: ${error instanceof Error ? error.message : String(error)}`);
+    }
+  }
+  throw new LibraryNotFoundError(`Cannot open ${name}: ${attempts.join("; ")}`, { attempts });
+}
+
+// ---- addresses and sizes
+
+export function addressFromBigInt(value: bigint): Address {
+  return adapter().addressFromBigInt(value);
+}
+export function addressToBigInt(address: Address): bigint {
+  return adapter().addressToBigInt(address);
+}
+export function addOffset(address: Address, byteOffset: number): Address {
+  return adapter().addOffset(address, byteOffset);
+}
+/** The caller has checked that `value` is an integer from 0 to 2^53 - 1. */
+export function toSize(value: number): Size {
+  return adapter().toSize(value);
+}
+/** A small handle value, such as a file descriptor passed as a pointer. NULL is `addressFromNumber(0)`. */
+export function addressFromNumber(value: number): Address {
+  return adapter().addressFromBigInt(BigInt(value));
+}
+
+// ---- libc: the part of it that native memory itself needs
+
+const LIBC = {
+  calloc: { prototype: "void *calloc(size_t count, size_t size)", args: ["size", "size"], result: "address" },
+  free: { prototype: "void free(void *memory)", args: ["address"], result: "void" },
+  getenv: { prototype: "char *getenv(const char *name)", args: ["bytes"], result: "address" },
+  strlen: { prototype: "size_t strlen(const char *text)", args: ["address"], result: "i64" },
+} as const satisfies SymbolTable;
+const ERRNO_LINUX = {
+  __errno_location: { prototype: "int *__errno_location(void)", args: [], result: "address" },
+} as const satisfies SymbolTable;
+const ERRNO_WINDOWS = {
+  _errno: { prototype: "int *_errno(void)", args: [], result: "address" },
+} as const satisfies SymbolTable;
+
+/** Where the C library is. On Windows by absolute path: a bare name is also looked up in the working directory. */
+export function libcCandidates(): readonly string[] {
+  return process.platform === "win32" ? [`${systemDirectory()}\\ucrtbase.dll`] : ["libc.so.6"];
+}
+
+/** Windows' system directory. Read from nowhere that a user can change: only the default place is trusted. */
+export function systemDirectory(): string {
+  return "C:\\Windows\\System32";
+}
+
+let libcOpened: NativeLibrary<typeof LIBC> | undefined;
+function libc(): NativeLibrary<typeof LIBC> {
+  return libcOpened ??= openLibrary("the C library", libcCandidates(), LIBC);
+}
+
+let errnoView: Int32Array | undefined;
+
+/** The C library's errno of this thread. Read it directly after the call, before any other native call. */
+export function errno(): number {
+  return (errnoView ??= openErrno())[0];
+}
+
+function openErrno(): Int32Array {
+  const address = process.platform === "win32"
+    ? openLibrary("the C library", libcCandidates(), ERRNO_WINDOWS)._errno()
+    : openLibrary("the C library", libcCandidates(), ERRNO_LINUX).__errno_location();
+  return new Int32Array(adapter().viewOf(address, 4));
+}
+
+/** Prepares `errno()`, so that its first use makes no native call between the failed call and the reading. */
+export function prepareErrno(): void {
+  errnoView ??= openErrno();
+}
+
+/**
+ * An environment variable, or undefined. Needs no permission in Deno: where reading the environment is not granted,
+ * libc is asked, which `--allow-ffi` covers.
+ */
+export function environmentVariable(name: string): string | undefined {
+  if (runtimeName() === "bun") return process.env[name];
+  // deno-lint-ignore no-explicit-any
+  const deno = (globalThis as any).Deno;
+  if (deno.permissions.querySync({ name: "env", variable: name }).state === "granted") return deno.env.get(name);
+  const address = libc().getenv(new TextEncoder().encode(name + "\0"));
+  return address === addressFromNumber(0) ? undefined : readCString(address);
+}
+
+/** Copies a NUL-terminated UTF-8 text out of native memory. */
+export function readCString(address: Address): string {
+  const byteLength = Number(libc().strlen(address));
+  if (byteLength === 0) return "";
+  return new TextDecoder().decode(new Uint8Array(adapter().viewOf(address, byteLength)).slice());
+}
+
+// ---- native memory
+
+/**
+ * Zeroed native memory whose address never moves, seen through JavaScript views. Home of out-parameters and structs:
+ * the address of a JavaScript array is never kept, since in Bun it goes stale once the caller is compiled.
+ * Aligned to 16 bytes. `free()` detaches the views first; a block of a module's lifetime is never freed.
+ */
+export class NativeBlock {
+  readonly byteLength: number;
+  readonly bytes: Uint8Array<ArrayBuffer>;
+  readonly view: DataView<ArrayBuffer>;
+  readonly #words: Uint32Array;
+  readonly #longs: BigUint64Array;
+  readonly #readAddress: Adapter["readAddress"];
+  #address: Address;
+  #freed = false;
+
+  /** `byteLength` is rounded up to a multiple of 8. */
+  constructor(byteLength: number) {
+    this.byteLength = Math.ceil(byteLength / 8) * 8;
+    this.#address = libc().calloc(toSize(1), toSize(this.byteLength));
+    if (this.#address === addressFromNumber(0)) {
+      throw new SystemCallError(`Cannot allocate ${byteLength} bytes of native memory: the host has none left`, {
+        errno: 12,
+        errnoName: "ENOMEM",
+        call: "calloc",
+      });
+    }
+    const buffer = adapter().viewOf(this.#address, this.byteLength);
+    this.bytes = new Uint8Array(buffer);
+    this.view = new DataView(buffer);
+    this.#words = new Uint32Array(buffer);
+    this.#longs = new BigUint64Array(buffer);
+    this.#readAddress = adapter().readAddress;
+  }
+
+  /** The native address of a byte of the block. Keep the result: making it costs a bigint in Deno. */
+  addressAt(byteOffset: number): Address {
+    if (this.#freed) throw new ClosedError("Cannot use a native block: it was freed");
+    return addOffset(this.#address, byteOffset);
+  }
+  /** `byteOffset` is a multiple of 8. */
+  readAddress(byteOffset: number): Address {
+    return this.#readAddress(this.#words, this.#longs, byteOffset >>> 3);
+  }
+  readI32(byteOffset: number): number {
+    return this.#words[byteOffset >>> 2] | 0;
+  }
+  readU32(byteOffset: number): number {
+    return this.#words[byteOffset >>> 2];
+  }
+  readU64(byteOffset: number): bigint {
+    return this.#longs[byteOffset >>> 3];
+  }
+  /** A 64-bit value as a number: exact up to 2^53 - 1, rounded above. `byteOffset` is a multiple of 8. */
+  readNumber(byteOffset: number): number {
+    const index = byteOffset >>> 2;
+    return this.#words[index + 1] * 0x1_0000_0000 + this.#words[index];
+  }
+  writeU64(byteOffset: number, value: bigint): void {
+    this.#longs[byteOffset >>> 3] = value;
+  }
+  free(): void {
+    if (this.#freed) return;
+    this.#freed = true;
+    adapter().detach(this.bytes.buffer);
+    libc().free(this.#address);
+  }
+}
+
+/**
+ * A view of native memory that somebody else owns, without a copy. Detach it before the memory goes away:
+ * a read through a view of freed memory kills the process.
+ */
+export function createHostView(address: Address, byteLength: number): HostView {
+  const buffer = adapter().viewOf(address, byteLength);
+  let detached = false;
+  return {
+    bytes: new Uint8Array(buffer),
+    detach() {
+      if (detached) return;
+      detached = true;
+      adapter().detach(buffer);
+    },
+  };
+}

@@ -1,0 +1,2 @@
+export { openDriver } from "./src/driver/mod.ts";
+export * from "./src/errors.ts";
