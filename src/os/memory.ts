@@ -1,0 +1,63 @@
+/** Shared memory without a name: memfd and mmap. */
+import { type Address, addressFromNumber, addressToBigInt, toSize } from "../../ffi/mod.ts";
+import { ProtocolError } from "../errors.ts";
+import { closeFd, inspectFd } from "./fd.ts";
+import { cString, libc, systemError } from "./libc.ts";
+
+const MFD_CLOEXEC = 1;
+const MFD_ALLOW_SEALING = 2;
+const F_ADD_SEALS = 1033;
+const F_GET_SEALS = 1034;
+const F_SEAL_SEAL = 1;
+const F_SEAL_SHRINK = 2;
+const F_SEAL_GROW = 4;
+/** Without these a peer's ftruncate would be a SIGBUS in whoever has the memory mapped. */
+const SIZE_SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW;
+
+const PROT_READ_WRITE = 3;
+const MAP_SHARED = 1;
+const MAP_FAILED = 0xffff_ffff_ffff_ffffn;
+
+/** Creates anonymous shared memory of a size that nobody can change any more. The caller owns the descriptor. */
+export function createSharedMemory(name: string, byteLength: number): number {
+  const fd = libc().memfd_create(cString(name), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) throw systemError("memfd_create", `Cannot create ${byteLength} bytes of shared memory`);
+  try {
+    if (libc().ftruncate(fd, toSize(byteLength)) !== 0) {
+      throw systemError("ftruncate", `Cannot size shared memory to ${byteLength} bytes`);
+    }
+    if (libc().fcntl(fd, F_ADD_SEALS, SIZE_SEALS) !== 0) throw systemError("fcntl", "Cannot seal shared memory");
+    return fd;
+  } catch (error) {
+    closeFd(fd);
+    throw error;
+  }
+}
+
+/** Refuses a descriptor from another process unless it is sealed shared memory of exactly this size. */
+export function checkSharedMemory(fd: number, byteLength: number): void {
+  const info = inspectFd(fd);
+  if (info.kind !== "regular file") {
+    throw new ProtocolError(`Cannot map file descriptor ${fd}: it is a ${info.kind}, expected sealed shared memory`);
+  }
+  const seals = libc().fcntl(fd, F_GET_SEALS, 0);
+  if (seals < 0 || (seals & SIZE_SEALS) !== SIZE_SEALS) {
+    throw new ProtocolError(`Cannot map file descriptor ${fd}: it is not sealed, so its size could change under us`);
+  }
+  if (info.byteLength !== byteLength) {
+    throw new ProtocolError(`Cannot map file descriptor ${fd}: it has ${info.byteLength} bytes, expected ${byteLength}`);
+  }
+}
+
+/** Maps `byteLength` bytes of a descriptor, shared, readable and writable. `byteOffset` is a multiple of the page size. */
+export function mapMemory(fd: number, byteLength: number, byteOffset = 0): Address {
+  const address = libc().mmap(addressFromNumber(0), toSize(byteLength), PROT_READ_WRITE, MAP_SHARED, fd, toSize(byteOffset));
+  // Bun gives -1 as a number, rounded to 2^64
+  if (addressToBigInt(address) >= MAP_FAILED) throw systemError("mmap", `Cannot map ${byteLength} bytes of shared memory`);
+  return address;
+}
+
+/** Unmaps what `mapMemory` mapped. Detach the views first. */
+export function unmapMemory(address: Address, byteLength: number): void {
+  if (libc().munmap(address, toSize(byteLength)) !== 0) throw systemError("munmap", `Cannot unmap ${byteLength} bytes`);
+}
