@@ -9,6 +9,8 @@ export interface Field {
   readonly offset: number;
   /** For `bytes` only. */
   readonly byteLength?: number;
+  /** The C member, where it is not the field's own name (members of a nested struct). */
+  readonly member?: string;
 }
 
 /** A C struct (little endian): its name in the header, its size, and where each field lies. */

@@ -1,15 +1,15 @@
 /** Layouts of the driver's structs on 64-bit machines; the conformance suite compares them with cuda.h. */
 import type { StructLayout } from "../../ffi/mod.ts";
 
-/** With its `location` (a CUmemLocation: type, id) flattened. */
+/** Nested structs are flattened: `location` is a CUmemLocation. */
 export const CU_MEM_POOL_PROPS = {
   name: "CUmemPoolProps",
   byteLength: 88,
   fields: {
     allocType: { type: "u32", offset: 0 },
     handleTypes: { type: "u32", offset: 4 },
-    locationType: { type: "u32", offset: 8 },
-    locationId: { type: "i32", offset: 12 },
+    locationType: { type: "u32", offset: 8, member: "location.type" },
+    locationId: { type: "i32", offset: 12, member: "location.id" },
     win32SecurityAttributes: { type: "address", offset: 16 },
     maxSize: { type: "size", offset: 24 },
     usage: { type: "u16", offset: 32 },
@@ -26,8 +26,8 @@ export const CU_MEM_ACCESS_DESC = {
   name: "CUmemAccessDesc",
   byteLength: 12,
   fields: {
-    locationType: { type: "u32", offset: 0 },
-    locationId: { type: "i32", offset: 4 },
+    locationType: { type: "u32", offset: 0, member: "location.type" },
+    locationId: { type: "i32", offset: 4, member: "location.id" },
     flags: { type: "u32", offset: 8 },
   },
 } as const satisfies StructLayout;
@@ -38,12 +38,12 @@ export const CU_MEM_ALLOCATION_PROP = {
   fields: {
     type: { type: "u32", offset: 0 },
     requestedHandleTypes: { type: "u32", offset: 4 },
-    locationType: { type: "u32", offset: 8 },
-    locationId: { type: "i32", offset: 12 },
+    locationType: { type: "u32", offset: 8, member: "location.type" },
+    locationId: { type: "i32", offset: 12, member: "location.id" },
     win32HandleMetaData: { type: "address", offset: 16 },
-    compressionType: { type: "u8", offset: 24 },
-    gpuDirectRDMACapable: { type: "u8", offset: 25 },
-    usage: { type: "u16", offset: 26 },
+    compressionType: { type: "u8", offset: 24, member: "allocFlags.compressionType" },
+    gpuDirectRDMACapable: { type: "u8", offset: 25, member: "allocFlags.gpuDirectRDMACapable" },
+    usage: { type: "u16", offset: 26, member: "allocFlags.usage" },
   },
 } as const satisfies StructLayout;
 
