@@ -130,6 +130,7 @@ export function createBunAdapter(ffi: BunFfi): Adapter {
 
   return {
     runtime: "bun",
+    environmentAccess: () => "granted",
     openLibrary<T extends SymbolTable>(path: string, table: T): NativeLibrary<T> {
       const resolve = loader === null ? openWithBun(path, table) : openWithLibc(path, table);
       const functions = Object.entries(table).map(([name, signature]) => {

@@ -1,12 +1,13 @@
 /** The adapter for Deno: the only file that says `Deno.dlopen`. */
 import type { Adapter, Address, ArgumentType, NativeLibrary, ResultType, Signature, Size, SymbolTable } from "./types.ts";
-import { checkedBytes, checkedStruct } from "./guards.ts";
+import { checkedBytes, checkedStruct, checkNonblocking } from "./guards.ts";
 
 /** The few members of the Deno namespace that are used, so that no runtime's types leak into ours. */
 interface DenoNamespace {
   dlopen(path: string, symbols: Record<string, unknown>): { symbols: Record<string, unknown> };
   UnsafePointer: { create(value: bigint): unknown };
   UnsafePointerView: { getArrayBuffer(pointer: unknown, byteLength: number): ArrayBuffer };
+  permissions: { querySync(descriptor: { name: "env"; variable: string }): { state: "granted" | "denied" | "prompt" } };
 }
 
 type AnyFunction = (...args: unknown[]) => unknown;
@@ -27,7 +28,8 @@ const ARGUMENTS: Record<ArgumentType, unknown> = {
 };
 const RESULTS: Record<ResultType, string> = { i32: "i32", i64: "i64", address: "u64", void: "void" };
 
-function declare(signature: Signature): unknown {
+function declare(name: string, signature: Signature): unknown {
+  checkNonblocking(name, signature);
   return {
     parameters: signature.args.map((type) => ARGUMENTS[type]),
     result: RESULTS[signature.result],
@@ -51,8 +53,9 @@ function guard(name: string, signature: Signature, call: AnyFunction): AnyFuncti
 export function createDenoAdapter(deno: DenoNamespace): Adapter {
   return {
     runtime: "deno",
+    environmentAccess: (name) => deno.permissions.querySync({ name: "env", variable: name }).state,
     openLibrary<T extends SymbolTable>(path: string, table: T): NativeLibrary<T> {
-      const declared = Object.fromEntries(Object.entries(table).map(([name, s]) => [name, declare(s)]));
+      const declared = Object.fromEntries(Object.entries(table).map(([name, s]) => [name, declare(name, s)]));
       const { symbols } = deno.dlopen(path, declared);
       const functions = Object.entries(table).map(([name, signature]) => {
         const call = symbols[name] as AnyFunction | null;

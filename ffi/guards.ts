@@ -1,5 +1,22 @@
-/** Checks that stand before a native call, because both runtimes would crash or corrupt memory instead. */
+/** Checks that stand before a native call, because a runtime would crash, corrupt memory or change the value instead. */
 import { InvalidArgumentError } from "../src/errors.ts";
+import type { Signature } from "./types.ts";
+
+/** What C reads as size_t: both runtimes would turn -1 into 2^64 - 1, and NaN or a fraction into something else. */
+export function checkSize(what: string, value: number): void {
+  if (!Number.isSafeInteger(value) || value < 0) {
+    throw new InvalidArgumentError(`Cannot use ${what} ${String(value)}: expected an integer from 0 to 2^53 - 1`);
+  }
+}
+
+/** On another thread C may still read the bytes when JavaScript has freed or detached them. */
+export function checkNonblocking(name: string, signature: Signature): void {
+  if (signature.nonblocking && signature.args.some((type) => type === "bytes" || type === "struct64")) {
+    throw new InvalidArgumentError(
+      `Cannot declare ${name}: a nonblocking call takes no bytes. Pass the address of a native block`,
+    );
+  }
+}
 
 /** An empty or detached view gives C a meaningless address. */
 export function checkedBytes(call: string, value: unknown): Uint8Array {

@@ -3,9 +3,17 @@
  * Importing it opens nothing; the runtime is picked once, at the first use.
  */
 import process from "node:process";
-import { ClosedError, LibraryNotFoundError, NotSupportedError, SystemCallError } from "../src/errors.ts";
+import {
+  ClosedError,
+  CudaIpcError,
+  InvalidArgumentError,
+  LibraryNotFoundError,
+  NotSupportedError,
+  SystemCallError,
+} from "../src/errors.ts";
 import { createBunAdapter } from "./bun.ts";
 import { createDenoAdapter } from "./deno.ts";
+import { checkSize } from "./guards.ts";
 import type { Adapter, Address, HostView, NativeLibrary, Size, SymbolTable } from "./types.ts";
 
 export type {
@@ -61,7 +69,7 @@ export function openLibrary<T extends SymbolTable>(name: string, candidates: rea
     try {
       return adapter().openLibrary(candidate, table);
     } catch (error) {
-      if (error instanceof NotSupportedError) throw error;
+      if (error instanceof CudaIpcError) throw error; // a wrong declaration, or no FFI here: the next candidate is no better
       attempts.push(`${candidate}: ${error instanceof Error ? error.message : String(error)}`);
     }
   }
@@ -70,7 +78,11 @@ export function openLibrary<T extends SymbolTable>(name: string, candidates: rea
 
 // ---- addresses and sizes
 
+/** Addresses and handles stay below 2^53: user space ends there, and Bun keeps them as numbers. */
 export function addressFromBigInt(value: bigint): Address {
+  if (value < 0n || value > BigInt(Number.MAX_SAFE_INTEGER)) {
+    throw new InvalidArgumentError(`Cannot use address ${value}: expected an integer from 0 to 2^53 - 1`);
+  }
   return adapter().addressFromBigInt(value);
 }
 export function addressToBigInt(address: Address): bigint {
@@ -79,12 +91,17 @@ export function addressToBigInt(address: Address): bigint {
 export function addOffset(address: Address, byteOffset: number): Address {
   return adapter().addOffset(address, byteOffset);
 }
-/** The caller has checked that `value` is an integer from 0 to 2^53 - 1. */
 export function toSize(value: number): Size {
+  checkSize("size", value);
   return adapter().toSize(value);
+}
+/** Whether an address is NULL. */
+export function isNull(address: Address): boolean {
+  return Number(address) === 0;
 }
 /** A small handle value, such as a file descriptor passed as a pointer. NULL is `addressFromNumber(0)`. */
 export function addressFromNumber(value: number): Address {
+  checkSize("address", value);
   return adapter().addressFromBigInt(BigInt(value));
 }
 
@@ -138,20 +155,20 @@ export function prepareErrno(): void {
 }
 
 /**
- * An environment variable, or undefined. Needs no permission in Deno: where reading the environment is not granted,
- * libc is asked, which `--allow-ffi` covers.
+ * An environment variable, or undefined. Needs no permission in Deno: where reading the environment is neither granted
+ * nor denied, libc is asked, which `--allow-ffi` covers.
  */
 export function environmentVariable(name: string): string | undefined {
-  if (runtimeName() === "bun") return process.env[name];
-  // deno-lint-ignore no-explicit-any
-  const deno = (globalThis as any).Deno;
-  if (deno.permissions.querySync({ name: "env", variable: name }).state === "granted") return deno.env.get(name);
+  const access = adapter().environmentAccess(name);
+  if (access === "granted") return process.env[name];
+  if (access === "denied") return undefined;
   const address = libc().getenv(new TextEncoder().encode(name + "\0"));
-  return address === addressFromNumber(0) ? undefined : readCString(address);
+  return isNull(address) ? undefined : readCString(address);
 }
 
 /** Copies a NUL-terminated UTF-8 text out of native memory. */
 export function readCString(address: Address): string {
+  if (isNull(address)) throw new InvalidArgumentError("Cannot read a C string: its address is NULL");
   const byteLength = Number(libc().strlen(address));
   if (byteLength === 0) return "";
   return new TextDecoder().decode(new Uint8Array(adapter().viewOf(address, byteLength)).slice());
@@ -176,9 +193,10 @@ export class NativeBlock {
 
   /** `byteLength` is rounded up to a multiple of 8. */
   constructor(byteLength: number) {
+    checkSize("a native block's byteLength", byteLength);
     this.byteLength = Math.ceil(byteLength / 8) * 8;
     this.#address = libc().calloc(toSize(1), toSize(this.byteLength));
-    if (this.#address === addressFromNumber(0)) {
+    if (isNull(this.#address)) {
       throw new SystemCallError(`Cannot allocate ${byteLength} bytes of native memory: the host has none left`, {
         errno: 12,
         errnoName: "ENOMEM",
@@ -195,28 +213,41 @@ export class NativeBlock {
 
   /** The native address of a byte of the block. Keep the result: making it costs a bigint in Deno. */
   addressAt(byteOffset: number): Address {
-    if (this.#freed) throw new ClosedError("Cannot use a native block: it was freed");
+    this.#checkLive();
+    if (!Number.isInteger(byteOffset) || byteOffset < 0 || byteOffset >= this.byteLength) {
+      throw new InvalidArgumentError(
+        `Cannot take the address of byte ${byteOffset} of a native block: expected an integer from 0 to ${this.byteLength - 1}`,
+      );
+    }
     return addOffset(this.#address, byteOffset);
   }
   /** `byteOffset` is a multiple of 8. */
   readAddress(byteOffset: number): Address {
+    this.#checkLive();
     return this.#readAddress(this.#words, this.#longs, byteOffset >>> 3);
   }
   readI32(byteOffset: number): number {
+    this.#checkLive();
     return this.#words[byteOffset >>> 2] | 0;
   }
   readU32(byteOffset: number): number {
+    this.#checkLive();
     return this.#words[byteOffset >>> 2];
   }
+  /** `byteOffset` is a multiple of 8. */
   readU64(byteOffset: number): bigint {
+    this.#checkLive();
     return this.#longs[byteOffset >>> 3];
   }
-  /** A 64-bit value as a number: exact up to 2^53 - 1, rounded above. `byteOffset` is a multiple of 8. */
+  /** A 64-bit value as a number: exact up to 2^53 - 1, rounded above. `byteOffset` is a multiple of 4. */
   readNumber(byteOffset: number): number {
+    this.#checkLive();
     const index = byteOffset >>> 2;
     return this.#words[index + 1] * 0x1_0000_0000 + this.#words[index];
   }
+  /** `byteOffset` is a multiple of 8. */
   writeU64(byteOffset: number, value: bigint): void {
+    this.#checkLive();
     this.#longs[byteOffset >>> 3] = value;
   }
   free(): void {
@@ -225,6 +256,10 @@ export class NativeBlock {
     adapter().detach(this.bytes.buffer);
     libc().free(this.#address);
   }
+  /** A detached view reads as undefined, which Bun would pass on as NULL. */
+  #checkLive(): void {
+    if (this.#freed) throw new ClosedError("Cannot use a native block: it was freed");
+  }
 }
 
 /**
@@ -232,6 +267,8 @@ export class NativeBlock {
  * a read through a view of freed memory kills the process.
  */
 export function createHostView(address: Address, byteLength: number): HostView {
+  checkSize("a host view's byteLength", byteLength);
+  if (isNull(address)) throw new InvalidArgumentError("Cannot view host memory: its address is NULL");
   const buffer = adapter().viewOf(address, byteLength);
   let detached = false;
   return {

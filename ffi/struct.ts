@@ -1,6 +1,7 @@
 /** C struct layouts: one table for each struct, with typed writing and reading. */
 import type { Address, Size } from "./types.ts";
 import type { NativeBlock } from "./mod.ts";
+import { InvalidArgumentError } from "../src/errors.ts";
 
 export type FieldType = "u8" | "u16" | "i32" | "u32" | "u64" | "size" | "address" | "bytes";
 
@@ -66,7 +67,12 @@ export function writeStruct<L extends StructLayout>(
         block.view.setBigUint64(at, BigInt(value as Size), true);
         break;
       case "bytes":
-        block.bytes.set((value as Uint8Array).subarray(0, field.byteLength), at);
+        if ((value as Uint8Array).byteLength !== field.byteLength) {
+          throw new InvalidArgumentError(
+            `Cannot write ${layout.name}.${name}: it has ${(value as Uint8Array).byteLength} bytes, expected ${field.byteLength}`,
+          );
+        }
+        block.bytes.set(value as Uint8Array, at);
         break;
     }
   }

@@ -16,7 +16,7 @@ export type Address = (bigint | number) & { readonly [addressBrand]: true };
 /** A byte count (size_t), in the form which the runtime passes fastest. Made by `toSize`. */
 export type Size = (bigint | number) & { readonly [sizeBrand]: true };
 
-/** How one C argument is declared. `bytes` is a pointer that C uses during the call only. */
+/** How one C argument is declared. */
 export type ArgumentType =
   | "address" // any pointer, handle or CUdeviceptr
   | "size" // size_t and other 64-bit integers that stay below 2^53
@@ -38,7 +38,7 @@ export interface Signature {
   readonly result: ResultType;
   /** Absent from some library versions: the symbol is then null. */
   readonly optional?: true;
-  /** Deno only: the call runs on another thread and gives a promise. Bun refuses the declaration. */
+  /** Deno only: the call runs on another thread and gives a promise. Bun refuses the declaration, Deno one with bytes. */
   readonly nonblocking?: true;
 }
 
@@ -84,6 +84,8 @@ export interface HostView {
 /** What a runtime's adapter offers. `ffi/deno.ts` and `ffi/bun.ts` implement it in the same order. */
 export interface Adapter {
   readonly runtime: "deno" | "bun";
+  /** Whether process.env may be asked for a variable: "prompt" where nobody has said yes or no. */
+  environmentAccess(name: string): "granted" | "denied" | "prompt";
   /** Opens a library by one candidate path or loader name; throws when it cannot. */
   openLibrary<T extends SymbolTable>(path: string, table: T): NativeLibrary<T>;
   addressFromBigInt(value: bigint): Address;

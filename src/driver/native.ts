@@ -2,6 +2,7 @@
  * The driver through libcuda. Every symbol is called from exactly one place: with two callees at one call site Deno
  * loses its fast path (4 ns -> 53 ns), so there is no dispatch table here.
  */
+import { isAbsolute } from "node:path";
 import process from "node:process";
 import { NativeBlock, type NativeLibrary, openLibrary, systemDirectory, toSize, writeStruct } from "../../ffi/mod.ts";
 import type { Address, Size } from "../../ffi/mod.ts";
@@ -30,7 +31,7 @@ const IN_BYTES = Math.max(CUDA_MEMCPY2D.byteLength, MAX_ACCESS_DESCS * CU_MEM_AC
  */
 export function libcudaCandidates(override: string | undefined): readonly string[] {
   if (override !== undefined && override !== "") {
-    if (!/^(\/|[A-Za-z]:\\)/.test(override)) {
+    if (!isAbsolute(override)) {
       throw new InvalidArgumentError(`Cannot open the driver: CUDA_IPC_LIBCUDA is "${override}", expected an absolute path`);
     }
     return [override];
