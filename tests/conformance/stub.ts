@@ -128,7 +128,8 @@ export function neutralTypeOf(cType: string): ArgumentType {
 }
 
 function typeChecks(signature: Signature, prototype: Prototype): string[] {
-  const check = (type: string, kind: string) => `_Static_assert(IS_${kind}(${type}), "${prototype.name}: ${type} is no ${kind}");`;
+  const check = (type: string, kind: string) =>
+    `_Static_assert(IS_${kind}(${type}), "${prototype.name}: ${type} is no ${kind}");`;
   const checks = prototype.parameters.map(({ type }, index) => {
     const declared = signature.args[index];
     if (declared !== "address") return check(type, declared);
