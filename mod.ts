@@ -1,2 +1,38 @@
-export { openDriver } from "./src/driver/mod.ts";
+/**
+ * Share GPU memory and GPU ordering between processes from TypeScript, on Deno and on Bun.
+ *
+ * @module
+ */
+export { type DriverName, openDriver } from "./src/driver/mod.ts";
+export type { CudaDriver } from "./src/driver/driver.ts";
+export { Closable, type WaitOptions } from "./src/closable.ts";
+export { Device, type DeviceAttribute, type DeviceOptions } from "./src/device.ts";
+export { CudaStream, type StreamDependency, type StreamOptions } from "./src/stream.ts";
+export { CudaEvent, type EventOptions } from "./src/event.ts";
+export {
+  MemoryPool,
+  type MemoryPoolAttributes,
+  type MemoryPoolImportOptions,
+  type MemoryPoolOptions,
+} from "./src/memory/pool.ts";
+export {
+  type ChunksOptions,
+  DeviceBuffer,
+  type FillOptions,
+  type ReadOptions,
+  type StreamOption,
+  type WriteOptions,
+} from "./src/memory/buffer.ts";
+export type { BufferKind } from "./src/memory/allocation.ts";
+export { AllocationHandle } from "./src/memory/allocation_handle.ts";
+export {
+  BufferDescriptor,
+  type BufferDescriptorInit,
+  type BufferDescriptorJson,
+  EventDescriptor,
+  type EventDescriptorInit,
+  type EventDescriptorJson,
+  type MemoryKind,
+} from "./src/wire/descriptor.ts";
+export type { ProcessIdentity } from "./src/wire/identity.ts";
 export * from "./src/errors.ts";

@@ -1,0 +1,79 @@
+/** Checks of what users pass: wrong input is refused here, before the driver sees it. */
+import { InvalidArgumentError } from "./errors.ts";
+
+/** A value as it may stand in a message: short, and never calling the user's code. */
+export function shown(value: unknown): string {
+  switch (typeof value) {
+    case "string":
+      return JSON.stringify(value.length > 60 ? value.slice(0, 57) + "…" : value);
+    case "bigint":
+      return `${value}n`;
+    case "number":
+    case "boolean":
+    case "undefined":
+      return String(value);
+    case "function":
+      return "a function";
+    case "symbol":
+      return "a symbol";
+    default:
+      return value === null ? "null" : Array.isArray(value) ? "an array" : `a ${className(value as object)}`;
+  }
+}
+
+function className(value: object): string {
+  const name: unknown = Object.getPrototypeOf(value)?.constructor?.name;
+  return typeof name === "string" && name !== "" ? name : "object";
+}
+
+/** `action` starts with a verb: "allocate from MemoryPool …". */
+export function invalid(action: string, name: string, value: unknown, wanted: string): InvalidArgumentError {
+  return new InvalidArgumentError(`Cannot ${action}: ${name} is ${shown(value)}, expected ${wanted}`);
+}
+
+/** An integer within a range, ends included. */
+export function checkInteger(
+  action: string,
+  name: string,
+  value: unknown,
+  min: number,
+  max: number = Number.MAX_SAFE_INTEGER,
+): number {
+  if (!Number.isSafeInteger(value) || (value as number) < min || (value as number) > max) {
+    throw invalid(action, name, value, `an integer from ${min} to ${max}`);
+  }
+  return value as number;
+}
+
+/** `true` or `false`; absent gives the default. */
+export function checkBoolean(action: string, name: string, value: unknown, whenAbsent: boolean): boolean {
+  if (value === undefined) return whenAbsent;
+  if (typeof value !== "boolean") throw invalid(action, name, value, "true or false");
+  return value;
+}
+
+/** An options object; absent gives an empty one. */
+export function checkOptions<T extends object>(action: string, options: T | undefined): Partial<T> {
+  if (options === undefined) return {};
+  if (typeof options !== "object" || options === null || Array.isArray(options)) {
+    throw invalid(action, "options", options, "an object");
+  }
+  return options;
+}
+
+/** An AbortSignal, or absent. Throws its reason when it is aborted already. */
+export function checkSignal(action: string, signal: unknown): AbortSignal | undefined {
+  if (signal === undefined) return undefined;
+  if (!(signal instanceof AbortSignal)) throw invalid(action, "signal", signal, "an AbortSignal");
+  signal.throwIfAborted();
+  return signal;
+}
+
+/** Any view of bytes, as a Uint8Array over the same memory. A detached or empty one is refused. */
+export function checkBytes(action: string, name: string, value: unknown): Uint8Array {
+  if (!ArrayBuffer.isView(value)) {
+    throw invalid(action, name, value, "a Uint8Array or another view of an ArrayBuffer");
+  }
+  if (value.byteLength === 0) throw new InvalidArgumentError(`Cannot ${action}: ${name} is empty or detached`);
+  return new Uint8Array(value.buffer, value.byteOffset, value.byteLength);
+}

@@ -1,0 +1,90 @@
+/** What every object that owns something of the driver's has in common: closing once, and a safety net. */
+import process from "node:process";
+import { checkOptions, checkSignal } from "./arguments.ts";
+import { ClosedError } from "./errors.ts";
+
+/** Options of `closeAsync` and other waits. */
+export interface WaitOptions {
+  /** Ends the wait: the promise rejects with the signal's reason. What was begun goes on. */
+  readonly signal?: AbortSignal;
+}
+
+/** What remains of an object that was collected without being closed. It must not refer to the object. */
+export interface Remains {
+  /** Gives the driver its resource back. Called once. */
+  release(): void;
+}
+
+const warned = new Set<string>();
+const safetyNet = new FinalizationRegistry<{ className: string; remains: Remains }>(({ className, remains }) => {
+  if (!warned.has(className)) {
+    warned.add(className);
+    process.emitWarning(
+      `A ${className} was garbage-collected without close(); it is freed now. Close it, or declare it with "using" ` +
+        `(said once for each class)`,
+      { type: "CudaIpcWarning", code: "CUDA_IPC_NOT_CLOSED" },
+    );
+  }
+  remains.release();
+});
+
+/**
+ * An object with an end: `close()` may be called any number of times, `using` and `await using` call it, and every
+ * use after it throws {@linkcode ClosedError}. Garbage collection is a safety net only: it warns once for each class.
+ */
+export abstract class Closable implements Disposable, AsyncDisposable {
+  #closed = false;
+
+  /** Whether the object was closed. */
+  get isClosed(): boolean {
+    return this.#closed;
+  }
+
+  /** Closes the object: at once for its user, for the driver when no work uses it any more. Never blocks. */
+  close(): void {
+    if (this.#closed) return;
+    this.#closed = true;
+    safetyNet.unregister(this);
+    this.onClose();
+  }
+
+  /**
+   * Closes the object and waits until the driver has what it owned.
+   *
+   * @throws {unknown} the signal's reason, when it aborts the wait; the closing goes on.
+   */
+  async closeAsync(options?: WaitOptions): Promise<void> {
+    const action = `close ${this}`;
+    const signal = checkSignal(action, checkOptions(action, options).signal);
+    this.close();
+    await this.settled(signal);
+  }
+
+  /** The same as {@linkcode close}. */
+  [Symbol.dispose](): void {
+    this.close();
+  }
+
+  /** The same as {@linkcode closeAsync}. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.closeAsync();
+  }
+
+  /** Called once, by `close`. */
+  protected abstract onClose(): void;
+
+  /** Settles when what `onClose` handed on is done. */
+  protected settled(_signal: AbortSignal | undefined): Promise<void> {
+    return Promise.resolve();
+  }
+
+  /** Puts the object under the safety net. */
+  protected protect(className: string, remains: Remains): void {
+    safetyNet.register(this, { className, remains }, this);
+  }
+
+  /** Throws {@linkcode ClosedError} once the object is closed. */
+  protected checkOpen(action: string): void {
+    if (this.isClosed) throw new ClosedError(`Cannot ${action}: ${this} is closed`);
+  }
+}

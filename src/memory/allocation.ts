@@ -1,0 +1,132 @@
+/** Memory as the driver gave it, behind one or more DeviceBuffers: who uses it, and how it goes back. */
+import { type Address, type Size, toSize } from "../../ffi/mod.ts";
+import type { Context } from "../context.ts";
+import { check } from "../driver/check.ts";
+import { ClosedError } from "../errors.ts";
+import type { NativeStream } from "../native_stream.ts";
+import type { ImportedMapping } from "../share/import_registry.ts";
+import type { BufferDescriptor } from "../wire/descriptor.ts";
+import type { NativePool } from "./native_pool.ts";
+import { reapAfter } from "./reaper.ts";
+
+/** The kinds of memory behind a DeviceBuffer. */
+export type BufferKind = "pool" | "virtual" | "host" | "legacy" | "foreign";
+
+/** Where an allocation comes from, and how it is given back. */
+export abstract class Allocation {
+  readonly context: Context;
+  readonly address: Address;
+  readonly byteLength: number;
+  /** The byte length as the driver takes it, converted once. */
+  readonly size: Size;
+  /** Where it is freed unless another stream is named. Held. */
+  readonly stream: NativeStream;
+  abstract readonly kind: BufferKind;
+  #users = 1;
+  /** Streams of users that ended before the last one. */
+  #behind: NativeStream[] | undefined;
+  #isGone: (() => boolean) | undefined;
+
+  constructor(context: Context, address: Address, byteLength: number, size: Size, stream: NativeStream) {
+    this.context = context;
+    this.address = address;
+    this.byteLength = byteLength;
+    this.size = size;
+    this.stream = stream;
+    stream.hold();
+  }
+
+  /** Adds a user: an alias, a lease, a transfer under way. */
+  hold(): void {
+    this.#users++;
+  }
+
+  /** Ends one user, whose work is on `stream`. The last one gives the memory back, behind the work of all. */
+  release(stream: NativeStream = this.stream): void {
+    if (--this.#users > 0) {
+      stream.hold();
+      (this.#behind ??= []).push(stream);
+      return;
+    }
+    if (this.#behind !== undefined) {
+      for (const earlier of this.#behind) {
+        if (earlier !== stream) this.context.orderStreams(earlier.handle, stream.handle);
+        earlier.release();
+      }
+    }
+    try {
+      this.#isGone = this.giveBack(stream);
+    } finally {
+      this.stream.release();
+    }
+  }
+
+  /** Whether the driver has it back, or other users still hold it. */
+  get isSettled(): boolean {
+    return this.#users > 0 || (this.#isGone?.() ?? true);
+  }
+
+  /** Throws when the memory is no longer what it was, although nobody here has freed it. */
+  checkCurrent(_action: string): void {}
+
+  /** Gives the memory back behind the work of `stream`; tells later whether that has happened. */
+  protected abstract giveBack(stream: NativeStream): () => boolean;
+}
+
+const done = () => true;
+
+/** Memory of a pool of this process. */
+export class PoolAllocation extends Allocation {
+  override readonly kind = "pool" as const;
+  readonly pool: NativePool;
+  /** Which allocation of this process it is, once exported. */
+  generation = 0;
+  exportData: Uint8Array | undefined;
+
+  constructor(pool: NativePool, address: Address, byteLength: number, size: Size, stream: NativeStream) {
+    super(pool.context, address, byteLength, size, stream);
+    this.pool = pool;
+    pool.hold();
+  }
+
+  protected override giveBack(stream: NativeStream): () => boolean {
+    if (this.generation !== 0) this.pool.exported.delete(this.generation);
+    const result = this.context.driver.memFreeAsync(this.address, stream.handle);
+    this.pool.release();
+    check(result, "cuMemFreeAsync", this.pool);
+    return done; // in stream order
+  }
+}
+
+/** A mapping of another process's pool memory. */
+export class ImportedAllocation extends Allocation {
+  override readonly kind = "pool" as const;
+  readonly pool: NativePool;
+  readonly descriptor: BufferDescriptor;
+  readonly #mapping: ImportedMapping;
+
+  constructor(pool: NativePool, descriptor: BufferDescriptor, mapping: ImportedMapping, stream: NativeStream) {
+    super(pool.context, mapping.address, descriptor.allocationByteLength, toSize(descriptor.allocationByteLength), stream);
+    this.pool = pool;
+    this.descriptor = descriptor;
+    this.#mapping = mapping;
+    pool.hold();
+  }
+
+  override checkCurrent(action: string): void {
+    if (this.#mapping.isReused(this.descriptor.generation)) {
+      throw new ClosedError(
+        `Cannot ${action}: the exporter, process ${this.descriptor.exporter.pid}, has freed this memory and allocated it anew`,
+      );
+    }
+  }
+
+  protected override giveBack(stream: NativeStream): () => boolean {
+    // The driver unmaps an import without waiting for the work that uses it
+    return reapAfter([stream], () => {
+      const result = this.#mapping.release();
+      this.pool.release();
+      check(result, "cuMemFree", this.pool);
+    });
+  }
+}

@@ -1,0 +1,99 @@
+/** The handle of a pool or of virtual memory, as the operating system knows it. */
+import { type Address, addressFromNumber } from "../../ffi/mod.ts";
+import { checkInteger } from "../arguments.ts";
+import { Closable } from "../closable.ts";
+import { InvalidArgumentError } from "../errors.ts";
+import { inspectFd, setCloseOnExec } from "../os/fd.ts";
+import { closeOsHandle, IS_WINDOWS } from "./os_handle.ts";
+
+let adoptFd: (fd: number, poolId: string | undefined) => AllocationHandle;
+
+const TOKEN: unique symbol = Symbol("AllocationHandle");
+
+/**
+ * A file descriptor that stands for a whole memory pool (or one piece of virtual memory). It belongs to this object and
+ * is closed with it; whoever holds a copy can reach the pool's present **and future** allocations, so give it to one
+ * trust domain only. Sent by a channel, or with your own means of passing descriptors.
+ *
+ * @example
+ * ```ts
+ * import { Device, MemoryPool } from "@cuda-ipc/cuda-ipc";
+ *
+ * using device = Device.open(0);
+ * using pool = MemoryPool.create(device, { ipc: true });
+ * using handle = pool.exportHandle();
+ * console.log(handle.fd);
+ * ```
+ */
+export class AllocationHandle extends Closable {
+  readonly #fd: number;
+  readonly #poolId: string | undefined;
+
+  /** Not for users: see `pool.exportHandle` and {@linkcode AllocationHandle.fromFd}. */
+  private constructor(token: typeof TOKEN, fd: number, poolId: string | undefined) {
+    super();
+    if (token !== TOKEN) {
+      throw new InvalidArgumentError(
+        "Cannot construct an AllocationHandle: use pool.exportHandle() or AllocationHandle.fromFd()",
+      );
+    }
+    this.#fd = fd;
+    this.#poolId = poolId;
+    this.protect("AllocationHandle", { release: () => closeOsHandle(fd) });
+  }
+
+  static {
+    adoptFd = (fd, poolId) => new AllocationHandle(TOKEN, fd, poolId);
+  }
+
+  /**
+   * Takes over a descriptor that came from another process: it becomes close-on-exec and is closed with this object.
+   *
+   * @throws {SystemCallError} when it is not open.
+   */
+  static fromFd(fd: number): AllocationHandle {
+    checkInteger("take over a file descriptor", "fd", fd, 0, 0x7fff_ffff);
+    if (!IS_WINDOWS) {
+      inspectFd(fd);
+      setCloseOnExec(fd);
+    }
+    return adoptFd(fd, undefined);
+  }
+
+  /** The file descriptor (on Windows the HANDLE's value). Still owned by this object. */
+  get fd(): number {
+    this.checkOpen("use an allocation handle");
+    return this.#fd;
+  }
+
+  /** The id of the pool that was exported; undefined for a descriptor that came from elsewhere. */
+  get poolId(): string | undefined {
+    return this.#poolId;
+  }
+
+  protected override onClose(): void {
+    closeOsHandle(this.#fd);
+  }
+
+  /** A short name for messages. */
+  override toString(): string {
+    return `AllocationHandle ${this.#fd}`;
+  }
+}
+
+/** Owns a handle that the driver has just given; marks it close-on-exec, which the driver does not do for pools. */
+export function ownDriverHandle(fd: number, poolId: string): AllocationHandle {
+  const handle = adoptFd(fd, poolId);
+  try {
+    if (!IS_WINDOWS) setCloseOnExec(fd);
+    return handle;
+  } catch (error) {
+    handle.close();
+    throw error;
+  }
+}
+
+/** The handle as the driver's import functions take it. */
+export function driverHandle(handle: AllocationHandle): Address {
+  return addressFromNumber(handle.fd);
+}

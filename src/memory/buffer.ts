@@ -1,0 +1,506 @@
+/** Ranges of GPU memory. */
+import { addOffset, type Address, addressToBigInt, type Size, toSize } from "../../ffi/mod.ts";
+import { checkBytes, checkInteger, checkOptions, checkSignal, invalid } from "../arguments.ts";
+import { Closable, type WaitOptions } from "../closable.ts";
+import type { Device } from "../device.ts";
+import { check } from "../driver/check.ts";
+import { ClosedError, DeviceNotVisibleError, InvalidArgumentError, NotSupportedError, SameProcessError } from "../errors.ts";
+import { type NativeStream, nativeStream } from "../native_stream.ts";
+import { ownIdentity } from "../os/process.ts";
+import { ImportedMapping } from "../share/import_registry.ts";
+import type { CudaStream } from "../stream.ts";
+import { BufferDescriptor } from "../wire/descriptor.ts";
+import { isSameProcess } from "../wire/identity.ts";
+import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
+import { type Allocation, type BufferKind, ImportedAllocation, PoolAllocation } from "./allocation.ts";
+import { checkExportData, learnExportLayout } from "./export_layout.ts";
+import { importLimitError } from "./import_limit.ts";
+import { nativePool } from "./native_pool.ts";
+import type { MemoryPool } from "./pool.ts";
+import { reaped } from "./reaper.ts";
+import { copyFromDevice, copyFromDeviceSync, copyToDevice, copyToDeviceSync } from "./staging.ts";
+
+/** Where work on a buffer is queued. */
+export interface StreamOption {
+  /** Default: the buffer's own stream, which it was allocated or imported on. */
+  readonly stream?: CudaStream;
+}
+
+/** Options of `write`. */
+export interface WriteOptions extends StreamOption, WaitOptions {
+  /** Where in the buffer to begin. Default: 0. */
+  readonly byteOffset?: number;
+}
+
+/** Options of `read`. */
+export interface ReadOptions extends StreamOption, WaitOptions {
+  /** Where in the buffer to begin. Default: 0. */
+  readonly byteOffset?: number;
+  /** How much to read. Default: what `into` holds, else up to the buffer's end. */
+  readonly byteLength?: number;
+  /** Where to put the bytes. Default: a new array. */
+  readonly into?: Uint8Array;
+}
+
+/** Options of `chunks`. */
+export interface ChunksOptions extends StreamOption, WaitOptions {
+  /** The length of each chunk but the last. Default: 16 MiB. */
+  readonly chunkBytes?: number;
+}
+
+/** Options of `fill`. */
+export interface FillOptions extends StreamOption {
+  /** Bytes of one element: 1, 2 or 4. Default: 1. */
+  readonly width?: 1 | 2 | 4;
+}
+
+const DEFAULT_CHUNK_BYTES = 16 * 1024 * 1024;
+const TOKEN: unique symbol = Symbol("DeviceBuffer");
+
+let generations = 0;
+
+/** Which part of an allocation a buffer is. */
+interface Range {
+  readonly byteOffset: number;
+  readonly byteLength: number;
+}
+
+let make: (allocation: Allocation, device: Device, pool: MemoryPool | null, range: Range) => DeviceBuffer;
+
+/**
+ * A range of GPU memory, of this process or mapped from another one. It belongs to its holder, who frees it; a
+ * `subarray` is a view that ends with its parent. Work on it is ordered by streams, not by calls: what one stream does
+ * is seen by another only behind an event or a wait.
+ *
+ * @example
+ * ```ts
+ * import { Device, MemoryPool } from "@cuda-ipc/cuda-ipc";
+ *
+ * using device = Device.open(0);
+ * using stream = device.createStream();
+ * using pool = MemoryPool.create(device);
+ * using buffer = pool.allocate(4096, { stream });
+ * buffer.fill(1, { stream });
+ * const bytes = await buffer.read({ stream });
+ * ```
+ */
+export class DeviceBuffer extends Closable {
+  readonly #allocation: Allocation;
+  readonly #device: Device;
+  readonly #pool: MemoryPool | null;
+  /** The buffer that a view belongs to; itself for one that is no view. */
+  readonly #root: DeviceBuffer;
+  readonly #byteOffset: number;
+  readonly #byteLength: number;
+  readonly #address: Address;
+  readonly #size: Size;
+  #freeStream: NativeStream | undefined;
+  #descriptor: BufferDescriptor | undefined;
+
+  /** Not for users: see `pool.allocate` and {@linkcode DeviceBuffer.import}. */
+  private constructor(
+    token: typeof TOKEN,
+    allocation: Allocation,
+    device: Device,
+    pool: MemoryPool | null,
+    range: Range,
+    parent?: DeviceBuffer,
+  ) {
+    super();
+    if (token !== TOKEN) {
+      throw new InvalidArgumentError("Cannot construct a DeviceBuffer: use pool.allocate() or DeviceBuffer.import()");
+    }
+    this.#allocation = allocation;
+    this.#device = device;
+    this.#pool = pool;
+    this.#byteOffset = range.byteOffset;
+    this.#byteLength = range.byteLength;
+    if (range.byteLength === allocation.byteLength) { // the frequent case makes no new bigint in Deno
+      this.#address = allocation.address;
+      this.#size = allocation.size;
+    } else {
+      this.#address = addOffset(allocation.address, range.byteOffset);
+      this.#size = toSize(range.byteLength);
+    }
+    this.#root = parent ?? this;
+    if (parent === undefined) this.protect("DeviceBuffer", allocation);
+  }
+
+  static {
+    make = (allocation, device, pool, range) => new DeviceBuffer(TOKEN, allocation, device, pool, range);
+  }
+
+  /**
+   * Maps a buffer of another process (`cuMemPoolImportPointer`). The memory is the exporter's: what either writes, both
+   * see. Importing the same allocation again counts users of one mapping. In the exporter's own process it gives an
+   * alias. The exporter must not free the memory before all importers have: the driver does not prevent it.
+   *
+   * `stream` is where the import is freed by default; it is given back when that stream's work is done.
+   *
+   * @throws {ImportLimitError} when the allocation is larger than 4064 MiB.
+   * @throws {ProtocolError} when the driver's bytes in the descriptor contradict it.
+   * @throws {DeviceNotVisibleError} when the memory is on another device than the pool's.
+   * @throws {InvalidArgumentError} when the descriptor is of another pool.
+   */
+  static import(pool: MemoryPool, descriptor: BufferDescriptor, options: { stream: CudaStream }): DeviceBuffer {
+    const native = nativePool(pool, "import a buffer");
+    const action = `import a buffer from ${native}`;
+    if (!(descriptor instanceof BufferDescriptor)) throw invalid(action, "descriptor", descriptor, "a BufferDescriptor");
+    const stream = nativeStream(options?.stream, action);
+    const { context } = native;
+    if (stream.context !== context) {
+      throw new InvalidArgumentError(
+        `Cannot ${action}: the stream belongs to ${stream.context}. Use a stream of the pool's device`,
+      );
+    }
+    if (descriptor.memoryKind !== "pool") throw invalid(action, "descriptor.memoryKind", descriptor.memoryKind, '"pool"');
+    if (descriptor.deviceUuid !== pool.device.uuid) {
+      throw new DeviceNotVisibleError(
+        `Cannot ${action}: its memory is on ${descriptor.deviceUuid}, the pool's on ${pool.device.uuid}`,
+      );
+    }
+    if (native.id !== "" && descriptor.poolId !== null && descriptor.poolId !== native.id) {
+      throw invalid(action, "descriptor.poolId", descriptor.poolId, `the pool's id ${native.id}`);
+    }
+    if (descriptor.allocationByteLength > MAX_POOL_ALLOCATION_BYTES) {
+      throw importLimitError(action, descriptor.allocationByteLength);
+    }
+    let allocation: Allocation;
+    if (native.isImported) {
+      checkExportData(context, descriptor, pool.device.totalMemoryBytes);
+      context.makeCurrent();
+      check(context.driver.memPoolImportPointer(native.handle, descriptor.opaque), "cuMemPoolImportPointer", native);
+      const address = context.driver.out.readAddress(0);
+      const mapping = ImportedMapping.use(context.driver, native.handle, address, descriptor.generation);
+      allocation = new ImportedAllocation(native, descriptor, mapping, stream);
+    } else {
+      if (!isSameProcess(descriptor.exporter, ownIdentity())) {
+        throw new InvalidArgumentError(
+          `Cannot ${action}: the descriptor comes from process ${descriptor.exporter.pid}, this pool is our own`,
+        );
+      }
+      const original = native.exported.get(descriptor.generation);
+      if (original === undefined) {
+        throw new SameProcessError(`Cannot ${action}: this process exported it and has freed it since. Use the original buffer`);
+      }
+      original.hold();
+      allocation = original;
+    }
+    return make(allocation, pool.device, pool, descriptor);
+  }
+
+  /** Its length in bytes. */
+  get byteLength(): number {
+    return this.#byteLength;
+  }
+  /** Its address on the device, for kernels and foreign libraries. Valid until the buffer is freed. */
+  get address(): bigint {
+    this.checkOpen("take the address of a buffer");
+    return addressToBigInt(this.#address);
+  }
+  /** The device whose memory it is. */
+  get device(): Device {
+    return this.#device;
+  }
+  /** The pool that it comes from; null where there is none. */
+  get pool(): MemoryPool | null {
+    return this.#pool;
+  }
+  /** What kind of memory it is. */
+  get kind(): BufferKind {
+    return this.#allocation.kind;
+  }
+  /** Whether another process owns the memory. */
+  get isImported(): boolean {
+    return this.#allocation instanceof ImportedAllocation;
+  }
+  /** Whether it, or the buffer that it is a view of, was freed. The same as `isClosed`. */
+  get isFreed(): boolean {
+    return this.isClosed;
+  }
+  /** Whether it, or the buffer that it is a view of, was freed. */
+  override get isClosed(): boolean {
+    return super.isClosed || (this.#root !== this && this.#root.isClosed);
+  }
+
+  /**
+   * A view of a part of the buffer, without a copy. It ends with this buffer; closing it frees nothing. Exported, it
+   * names its part, but an importer maps the whole allocation: a view is no security boundary.
+   *
+   * @param begin the first byte.
+   * @param end behind the last byte. Default: the buffer's end.
+   */
+  subarray(begin: number, end: number = this.#byteLength): DeviceBuffer {
+    this.checkOpen("take a part of a buffer");
+    const action = `take a part of ${this}`;
+    checkInteger(action, "begin", begin, 0, this.#byteLength - 1);
+    checkInteger(action, "end", end, begin + 1, this.#byteLength);
+    const range = { byteOffset: this.#byteOffset + begin, byteLength: end - begin };
+    return new DeviceBuffer(TOKEN, this.#allocation, this.#device, this.#pool, range, this.#root);
+  }
+
+  /**
+   * Copies bytes into the buffer through pinned staging memory. Resolves when they are there; the event loop goes on.
+   * The first pieces (up to 8 MiB) are taken and queued at the call where staging memory is free, later ones as it
+   * becomes free: await it before you queue work that depends on it, and do not change the array meanwhile.
+   *
+   * @throws {InvalidArgumentError} when the bytes do not fit, or the array is transferred away meanwhile.
+   */
+  async write(bytes: ArrayBufferView, options?: WriteOptions): Promise<void> {
+    const { source, address, stream, signal } = this.#prepareWrite(bytes, options);
+    this.#allocation.hold();
+    try {
+      await copyToDevice(address, source, stream, signal);
+    } finally {
+      this.#allocation.release(stream);
+    }
+  }
+
+  /** The same as {@linkcode write}, blocking this thread until the stream's work is done. */
+  writeSync(bytes: ArrayBufferView, options?: WriteOptions): void {
+    const { source, address, stream } = this.#prepareWrite(bytes, options);
+    copyToDeviceSync(address, source, stream);
+  }
+
+  #prepareWrite(bytes: ArrayBufferView, options: WriteOptions | undefined) {
+    const action = `write to ${this}`;
+    this.#checkUsable(action);
+    const given = checkOptions(action, options);
+    const source = checkBytes(action, "bytes", bytes);
+    const byteOffset = checkInteger(action, "byteOffset", given.byteOffset ?? 0, 0, this.#byteLength);
+    if (source.byteLength > this.#byteLength - byteOffset) {
+      throw new InvalidArgumentError(
+        `Cannot ${action}: ${source.byteLength} bytes at byteOffset ${byteOffset} do not fit, expected at most ${
+          this.#byteLength - byteOffset
+        }`,
+      );
+    }
+    const stream = this.#streamOf(given.stream, action);
+    const signal = checkSignal(action, given.signal);
+    return { source, address: this.#addressAt(byteOffset), stream, signal };
+  }
+
+  /**
+   * Copies bytes out of the buffer through pinned staging memory, behind what the stream has queued. Resolves when they
+   * are there; the event loop goes on.
+   *
+   * @throws {RangeError} when no single array can hold the bytes: use {@linkcode chunks}.
+   */
+  async read(options?: ReadOptions): Promise<Uint8Array> {
+    const { destination, address, stream, signal } = this.#prepareRead(options);
+    this.#allocation.hold();
+    try {
+      await copyFromDevice(address, destination, stream, signal);
+    } finally {
+      this.#allocation.release(stream);
+    }
+    return destination;
+  }
+
+  /** The same as {@linkcode read}, blocking this thread until the stream's work is done. */
+  readSync(options?: ReadOptions): Uint8Array {
+    const { destination, address, stream } = this.#prepareRead(options);
+    copyFromDeviceSync(address, destination, stream);
+    return destination;
+  }
+
+  #prepareRead(options: ReadOptions | undefined) {
+    const action = `read ${this}`;
+    this.#checkUsable(action);
+    const given = checkOptions(action, options);
+    const into = given.into === undefined ? undefined : checkBytes(action, "into", given.into);
+    const byteOffset = checkInteger(action, "byteOffset", given.byteOffset ?? 0, 0, this.#byteLength - 1);
+    const room = this.#byteLength - byteOffset;
+    const whole = into === undefined ? room : into.byteLength;
+    const byteLength = checkInteger(action, "byteLength", given.byteLength ?? whole, 1, Math.min(room, into?.byteLength ?? room));
+    const stream = this.#streamOf(given.stream, action);
+    const signal = checkSignal(action, given.signal);
+    const destination = into?.subarray(0, byteLength) ?? newArray(action, byteLength);
+    return { destination, address: this.#addressAt(byteOffset), stream, signal };
+  }
+
+  /**
+   * Reads the buffer in pieces, for one that is too large for an array or for memory.
+   *
+   * @example
+   * ```ts ignore
+   * for await (const bytes of buffer.chunks({ chunkBytes: 1 << 20 })) hash.update(bytes);
+   * ```
+   */
+  async *chunks(options?: ChunksOptions): AsyncGenerator<Uint8Array, void, void> {
+    const action = `read ${this}`;
+    this.#checkUsable(action);
+    const { chunkBytes = DEFAULT_CHUNK_BYTES, stream, signal } = checkOptions(action, options);
+    checkInteger(action, "chunkBytes", chunkBytes, 1);
+    for (let byteOffset = 0; byteOffset < this.#byteLength; byteOffset += chunkBytes) {
+      const byteLength = Math.min(chunkBytes, this.#byteLength - byteOffset);
+      yield await this.read({ byteOffset, byteLength, stream, signal });
+    }
+  }
+
+  /**
+   * Copies another buffer of the same length into this one, in order with the stream's work (`cuMemcpyDtoDAsync`, or
+   * `cuMemcpyPeerAsync` between devices). Use `subarray` for parts.
+   */
+  copyFrom(other: DeviceBuffer, options?: StreamOption): void {
+    const action = `copy to ${this}`;
+    this.#checkUsable(action);
+    if (!(other instanceof DeviceBuffer)) throw invalid(action, "other", other, "a DeviceBuffer");
+    other.#checkUsable(action);
+    if (other.#byteLength !== this.#byteLength) {
+      throw invalid(action, "other.byteLength", other.#byteLength, `this buffer's ${this.#byteLength}`);
+    }
+    const { stream: given } = checkOptions(action, options);
+    const to = this.#allocation.context;
+    const from = other.#allocation.context;
+    const stream = given === undefined ? this.#allocation.stream : nativeStream(given, action);
+    if (stream.context !== to && stream.context !== from) {
+      throw new InvalidArgumentError(`Cannot ${action}: the stream belongs to ${stream.context}. Use one of ${to} or ${from}`);
+    }
+    const { driver } = to;
+    if (to === from) {
+      check(driver.memcpyDtoDAsync(this.#address, other.#address, this.#size, stream.handle), "cuMemcpyDtoDAsync", this);
+    } else {
+      if (from.driver !== driver) throw new InvalidArgumentError(`Cannot ${action}: the buffers belong to different drivers`);
+      const result = driver.memcpyPeerAsync(this.#address, to.handle, other.#address, from.handle, this.#size, stream.handle);
+      check(result, "cuMemcpyPeerAsync", this);
+    }
+  }
+
+  /** Copies this buffer into another one of the same length: `other.copyFrom(this)`. */
+  copyTo(other: DeviceBuffer, options?: StreamOption): void {
+    if (!(other instanceof DeviceBuffer)) throw invalid(`copy ${this}`, "other", other, "a DeviceBuffer");
+    other.copyFrom(this, options);
+  }
+
+  /**
+   * Sets every element of the buffer, in order with the stream's work (`cuMemsetD8Async`, `D16`, `D32`).
+   *
+   * @param value an unsigned integer of `width` bytes.
+   * @throws {InvalidArgumentError} when the value does not fit, or length or address is no multiple of `width`.
+   */
+  fill(value: number, options?: FillOptions): void {
+    const action = `fill ${this}`;
+    this.#checkUsable(action);
+    const { width = 1, stream: given } = checkOptions(action, options);
+    if (width !== 1 && width !== 2 && width !== 4) throw invalid(action, "width", width, "1, 2 or 4");
+    checkInteger(action, "value", value, 0, 2 ** (8 * width) - 1);
+    const stream = this.#streamOf(given, action);
+    const { driver } = this.#allocation.context;
+    if (width === 1) {
+      check(driver.memsetD8Async(this.#address, value, this.#size, stream.handle), "cuMemsetD8Async", this);
+      return;
+    }
+    if (this.#byteLength % width !== 0 || addressToBigInt(this.#address) % BigInt(width) !== 0n) {
+      throw new InvalidArgumentError(`Cannot ${action}: its length and its address must be multiples of the width ${width}`);
+    }
+    const count = toSize(this.#byteLength / width);
+    if (width === 2) check(driver.memsetD16Async(this.#address, value, count, stream.handle), "cuMemsetD16Async", this);
+    else check(driver.memsetD32Async(this.#address, value, count, stream.handle), "cuMemsetD32Async", this);
+  }
+
+  /**
+   * Ends the buffer: at once for its user, for the driver in order with the stream's work (`cuMemFreeAsync`). An import
+   * is unmapped when the stream's work is done. A view only ends itself. Freeing twice is allowed.
+   */
+  free(options?: StreamOption): void {
+    if (this.isClosed) return;
+    const { stream } = checkOptions(`free ${this}`, options);
+    this.#freeStream = this.#streamOf(stream, `free ${this}`);
+    this.close();
+  }
+
+  /**
+   * What another process needs to import the buffer from its pool, made once (`cuMemPoolExportPointer`). Of an import
+   * it is what it came from, so that it may be sent on. Of a view it names the part.
+   *
+   * @throws {InvalidArgumentError} when the buffer's pool was made without `ipc`.
+   */
+  get ipcDescriptor(): BufferDescriptor {
+    this.#checkUsable("export a buffer");
+    return this.#descriptor ??= this.#export();
+  }
+
+  #export(): BufferDescriptor {
+    const allocation = this.#allocation;
+    const range = { byteOffset: this.#byteOffset, byteLength: this.#byteLength };
+    if (allocation instanceof ImportedAllocation) {
+      const { memoryKind, deviceUuid, exporter, poolId, generation, allocationByteLength, chunkByteLengths, opaque } =
+        allocation.descriptor;
+      const origin = { memoryKind, deviceUuid, exporter, poolId, generation, allocationByteLength, chunkByteLengths, opaque };
+      return new BufferDescriptor({ ...origin, ...range });
+    }
+    if (!(allocation instanceof PoolAllocation)) {
+      throw new NotSupportedError(`Cannot export ${this}: memory of the kind "${allocation.kind}" has no descriptor`);
+    }
+    const { pool } = allocation;
+    if (!pool.isIpcEnabled) throw new InvalidArgumentError(`Cannot export ${this}: its pool was made without { ipc: true }`);
+    if (allocation.exportData === undefined) {
+      const { driver } = allocation.context;
+      pool.exportOnce();
+      check(driver.memPoolExportPointer(allocation.address), "cuMemPoolExportPointer", this);
+      allocation.exportData = driver.out.bytes.slice(0, 64);
+      allocation.generation = ++generations;
+      pool.exported.set(allocation.generation, allocation);
+      learnExportLayout(allocation.context, allocation.exportData, allocation.byteLength);
+    }
+    return new BufferDescriptor({
+      memoryKind: "pool",
+      deviceUuid: this.#device.uuid,
+      exporter: ownIdentity(),
+      poolId: pool.id,
+      generation: allocation.generation,
+      ...range,
+      allocationByteLength: allocation.byteLength,
+      chunkByteLengths: [],
+      opaque: allocation.exportData,
+    });
+  }
+
+  #addressAt(byteOffset: number): Address {
+    return byteOffset === 0 ? this.#address : addOffset(this.#address, byteOffset);
+  }
+
+  #streamOf(stream: CudaStream | undefined, action: string): NativeStream {
+    const { context, stream: own } = this.#allocation;
+    if (stream === undefined) return own;
+    const given = nativeStream(stream, action);
+    if (given.context !== context) {
+      throw new InvalidArgumentError(`Cannot ${action}: the stream belongs to ${given.context}. Use a stream of ${context}`);
+    }
+    return given;
+  }
+
+  #checkUsable(action: string): void {
+    if (this.isClosed) throw new ClosedError(`Cannot ${action}: it was freed`);
+    this.#allocation.checkCurrent(action);
+  }
+
+  protected override onClose(): void {
+    if (this.#root === this) this.#allocation.release(this.#freeStream ?? this.#allocation.stream);
+  }
+
+  protected override settled(signal: AbortSignal | undefined): Promise<void> {
+    return this.#root === this ? reaped(() => this.#allocation.isSettled, signal) : Promise.resolve();
+  }
+
+  /** A short name for messages. */
+  override toString(): string {
+    return `a DeviceBuffer of ${this.#byteLength} bytes on ${this.#allocation.context}${this.isImported ? " (imported)" : ""}`;
+  }
+}
+
+function newArray(action: string, byteLength: number): Uint8Array {
+  try {
+    return new Uint8Array(byteLength);
+  } catch (cause) {
+    throw new RangeError(`Cannot ${action}: no array can hold ${byteLength} bytes here. Read it in parts with chunks()`, {
+      cause,
+    });
+  }
+}
+
+/** Makes the buffer that owns a whole allocation. */
+export function wrapAllocation(allocation: Allocation, device: Device, pool: MemoryPool | null): DeviceBuffer {
+  return make(allocation, device, pool, { byteOffset: 0, byteLength: allocation.byteLength });
+}

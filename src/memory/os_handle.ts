@@ -1,0 +1,47 @@
+/** What the operating system calls a shareable handle: a file descriptor on Linux, a HANDLE on Windows. */
+import process from "node:process";
+import { type Address, addressFromNumber, NativeBlock, type StructLayout, writeStruct } from "../../ffi/mod.ts";
+import { closeWindowsHandle } from "../os/windows.ts";
+import { closeFd } from "../os/fd.ts";
+import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_HANDLE_TYPE_WIN32 } from "../driver/enums.ts";
+
+export const IS_WINDOWS: boolean = process.platform === "win32";
+
+/** The CUmemAllocationHandleType of this operating system. */
+export function ipcHandleType(): number {
+  return IS_WINDOWS ? CU_MEM_HANDLE_TYPE_WIN32 : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+}
+
+/** winbase.h; the driver demands it for Win32 handles. */
+export const SECURITY_ATTRIBUTES = {
+  name: "SECURITY_ATTRIBUTES",
+  byteLength: 24,
+  fields: {
+    nLength: { type: "u32", offset: 0 },
+    lpSecurityDescriptor: { type: "address", offset: 8 },
+    bInheritHandle: { type: "i32", offset: 16 },
+  },
+} as const satisfies StructLayout;
+
+let attributes: NativeBlock | undefined;
+
+/** On Windows: not inherited, and the default security of the user. Elsewhere nothing. */
+export function securityAttributes(): Address | undefined {
+  if (!IS_WINDOWS) return undefined;
+  if (attributes === undefined) {
+    attributes = new NativeBlock(SECURITY_ATTRIBUTES.byteLength);
+    writeStruct(attributes, 0, SECURITY_ATTRIBUTES, { nLength: SECURITY_ATTRIBUTES.byteLength });
+  }
+  return attributes.addressAt(0);
+}
+
+/** The handle that the driver has just exported into its out-block, as a number. */
+export function readOsHandle(out: NativeBlock): number {
+  return IS_WINDOWS ? out.readNumber(0) : out.readI32(0);
+}
+
+/** Closes a handle that this module owns. */
+export function closeOsHandle(handle: number): void {
+  if (IS_WINDOWS) closeWindowsHandle(addressFromNumber(handle));
+  else closeFd(handle);
+}

@@ -1,0 +1,284 @@
+/** Stream-ordered memory pools, whose allocations other processes can map. */
+import { toSize } from "../../ffi/mod.ts";
+import { checkBoolean, checkInteger, checkOptions, invalid } from "../arguments.ts";
+import { Closable } from "../closable.ts";
+import { contextOf } from "../context.ts";
+import type { Device } from "../device.ts";
+import { check } from "../driver/check.ts";
+import {
+  CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+  CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+  CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+  CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+  CU_MEMPOOL_ATTR_USED_MEM_HIGH,
+} from "../driver/enums.ts";
+import { CUDA_ERROR_OUT_OF_MEMORY } from "../driver/results.ts";
+import { ClosedError, InvalidArgumentError, NotSupportedError, ProtocolError } from "../errors.ts";
+import { nativeStream } from "../native_stream.ts";
+import { inspectFd } from "../os/fd.ts";
+import type { CudaStream } from "../stream.ts";
+import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
+import { importLimitError } from "./import_limit.ts";
+import { PoolAllocation } from "./allocation.ts";
+import { AllocationHandle, driverHandle, ownDriverHandle } from "./allocation_handle.ts";
+import { type DeviceBuffer, wrapAllocation } from "./buffer.ts";
+import { NativePool, providePoolAccess } from "./native_pool.ts";
+import { ipcHandleType, IS_WINDOWS } from "./os_handle.ts";
+import { reap } from "./reaper.ts";
+
+/** How to make a pool. */
+export interface MemoryPoolOptions {
+  /** Its allocations can be mapped by other processes. Default: false. */
+  readonly ipc?: boolean;
+  /** The most that it may hold, in bytes; rounded up by the driver (32 MiB steps). Default: no limit. Required on Windows. */
+  readonly maxBytes?: number;
+  /**
+   * How many bytes of freed memory it keeps for later allocations when a stream or device is synchronized; Infinity
+   * keeps all. Default: Infinity, which makes repeated allocation fast; `trim` gives memory back.
+   */
+  readonly releaseThresholdBytes?: number;
+}
+
+/** What a pool holds, in bytes. */
+export interface MemoryPoolAttributes {
+  /** Taken from the device now. */
+  readonly reservedBytes: number;
+  /** In use by allocations now. */
+  readonly usedBytes: number;
+  /** The most ever taken from the device. */
+  readonly reservedHighBytes: number;
+  /** The most ever in use. */
+  readonly usedHighBytes: number;
+  /** How much freed memory it keeps; Infinity is all. */
+  readonly releaseThresholdBytes: number;
+}
+
+/** What is known of a pool that is imported. */
+export interface MemoryPoolImportOptions {
+  /** The exporter's `pool.id`, so that a buffer of another pool is refused by name. */
+  readonly id?: string;
+}
+
+const KEEP_ALL = 0xffff_ffff_ffff_ffffn;
+const NVIDIA_MAJOR = 195;
+const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
+
+const TOKEN: unique symbol = Symbol("MemoryPool");
+
+/**
+ * A pool of device memory (`cuMemPoolCreate`). Allocation and free are ordered in a stream and cost about a
+ * microsecond. With `ipc`, other processes import the pool by its handle, and then its buffers by their descriptors.
+ *
+ * Closing it leaves its live buffers valid; the driver gets the pool back after the last of them.
+ *
+ * @example
+ * ```ts
+ * import { Device, MemoryPool } from "@cuda-ipc/cuda-ipc";
+ *
+ * using device = Device.open(0);
+ * using stream = device.createStream();
+ * using pool = MemoryPool.create(device, { ipc: true });
+ * using buffer = pool.allocate(1024 * 1024, { stream });
+ * await buffer.write(new Uint8Array(1024 * 1024).fill(7));
+ * ```
+ */
+export class MemoryPool extends Closable {
+  readonly #device: Device;
+  readonly #native: NativePool;
+
+  /** Not for users: see {@linkcode MemoryPool.create} and {@linkcode MemoryPool.import}. */
+  private constructor(token: typeof TOKEN, device: Device, native: NativePool) {
+    super();
+    if (token !== TOKEN) {
+      throw new InvalidArgumentError("Cannot construct a MemoryPool: use MemoryPool.create() or MemoryPool.import()");
+    }
+    this.#device = device;
+    this.#native = native;
+    this.protect("MemoryPool", native);
+  }
+
+  static {
+    providePoolAccess((value, action) => {
+      if (typeof value !== "object" || value === null || !(#native in value)) {
+        throw invalid(action, "pool", value, "a MemoryPool");
+      }
+      if (value.isClosed) throw new ClosedError(`Cannot ${action}: ${value} is closed`);
+      return value.#native;
+    });
+  }
+
+  /**
+   * Makes a pool on a device. The caller closes it.
+   *
+   * @throws {InvalidArgumentError} for a wrong option; on Windows also when an `ipc` pool has no `maxBytes`.
+   * @throws {CudaDriverError} when the device has no pools, or none that can be shared.
+   */
+  static create(device: Device, options?: MemoryPoolOptions): MemoryPool {
+    const context = contextOf(device, "create a pool");
+    const action = `create a pool on ${context}`;
+    const given = checkOptions(action, options);
+    const ipc = checkBoolean(action, "ipc", given.ipc, false);
+    const maxBytes = given.maxBytes === undefined ? 0 : checkInteger(action, "maxBytes", given.maxBytes, 1);
+    if (ipc && IS_WINDOWS && maxBytes === 0) {
+      throw new InvalidArgumentError(
+        `Cannot ${action}: maxBytes is missing, and Windows needs a shareable pool's size at its creation`,
+      );
+    }
+    const threshold = given.releaseThresholdBytes ?? Infinity;
+    if (threshold !== Infinity) checkInteger(action, "releaseThresholdBytes", threshold, 0);
+    const native = NativePool.create(context, crypto.randomUUID(), ipc, maxBytes);
+    try {
+      const value = threshold === Infinity ? KEEP_ALL : BigInt(threshold);
+      const result = context.driver.memPoolSetAttribute(native.handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, value);
+      check(result, "cuMemPoolSetAttribute", native);
+      return new MemoryPool(TOKEN, device, native);
+    } catch (error) {
+      native.release();
+      throw error;
+    }
+  }
+
+  /**
+   * Opens another process's pool by its handle (`cuMemPoolImportFromShareableHandle`). Its buffers can be imported,
+   * nothing can be allocated from it. The handle stays the caller's and may be closed right after.
+   *
+   * @throws {InvalidArgumentError} when the handle is not a pool's.
+   */
+  static import(device: Device, handle: AllocationHandle, options?: MemoryPoolImportOptions): MemoryPool {
+    const context = contextOf(device, "import a pool");
+    const action = `import a pool on ${context}`;
+    if (!(handle instanceof AllocationHandle)) throw invalid(action, "handle", handle, "an AllocationHandle");
+    const { id } = checkOptions(action, options);
+    if (id !== undefined && (typeof id !== "string" || !UUID.test(id))) {
+      throw invalid(action, "id", id, "the exporter's pool.id, a UUID");
+    }
+    checkHandleKind(action, handle, context.driver.kind === "simulator");
+    context.makeCurrent();
+    const result = context.driver.memPoolImportFromShareableHandle(driverHandle(handle), ipcHandleType());
+    check(result, "cuMemPoolImportFromShareableHandle", context);
+    const known = id ?? handle.poolId ?? "";
+    return new MemoryPool(
+      TOKEN,
+      device,
+      new NativePool(context, context.driver.out.readAddress(0), { id: known, ipc: true, imported: true }),
+    );
+  }
+
+  /** The device whose memory it holds. */
+  get device(): Device {
+    return this.#device;
+  }
+  /** A UUID made with the pool; the same at an importer that was told it, else `""` there. */
+  get id(): string {
+    return this.#native.id;
+  }
+  /** Whether it is another process's. */
+  get isImported(): boolean {
+    return this.#native.isImported;
+  }
+  /** Whether its allocations can be mapped by other processes. */
+  get isIpcEnabled(): boolean {
+    return this.#native.isIpcEnabled;
+  }
+
+  /**
+   * Allocates device memory, in order with the stream's work (`cuMemAllocFromPoolAsync`). Its contents are undefined.
+   * The buffer is freed by its holder, on `stream` unless it says otherwise.
+   *
+   * @throws {InvalidArgumentError} when `byteLength` is not an integer from 1 on, or the stream is of another device.
+   * @throws {OutOfMemoryError} when the device or `maxBytes` has no room.
+   * @throws {ImportLimitError} above 4064 MiB in an `ipc` pool: importing it would kill the importer.
+   * @throws {NotSupportedError} when the pool is imported.
+   */
+  allocate(byteLength: number, options: { stream: CudaStream }): DeviceBuffer {
+    this.checkOpen("allocate");
+    const native = this.#native;
+    if (!Number.isSafeInteger(byteLength) || byteLength < 1) checkInteger(`allocate from ${this}`, "byteLength", byteLength, 1);
+    const stream = nativeStream(options?.stream, "allocate from a pool");
+    const { context } = native;
+    if (stream.context !== context) {
+      throw new InvalidArgumentError(
+        `Cannot allocate from ${this}: the stream belongs to ${stream.context}. Use a stream of the pool's device`,
+      );
+    }
+    if (native.isImported) throw new NotSupportedError(`Cannot allocate from ${this}: only the process that made it can`);
+    if (native.isIpcEnabled && byteLength > MAX_POOL_ALLOCATION_BYTES) {
+      throw importLimitError(`allocate from ${this}`, byteLength);
+    }
+    const size = toSize(byteLength);
+    const { driver } = context;
+    let result = driver.memAllocFromPoolAsync(size, native.handle, stream.handle);
+    if (result === CUDA_ERROR_OUT_OF_MEMORY && reap() > 0) {
+      result = driver.memAllocFromPoolAsync(size, native.handle, stream.handle);
+    }
+    check(result, "cuMemAllocFromPoolAsync", native);
+    const allocation = new PoolAllocation(native, driver.out.readAddress(0), byteLength, size, stream);
+    return wrapAllocation(allocation, this.#device, this);
+  }
+
+  /** What it holds now (`cuMemPoolGetAttribute`). Not known of an imported pool. */
+  get attributes(): MemoryPoolAttributes {
+    this.checkOpen("ask for a pool's attributes");
+    this.#checkOwn("ask for the attributes of");
+    const threshold = this.#attribute(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+    return {
+      reservedBytes: this.#attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
+      usedBytes: this.#attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
+      reservedHighBytes: this.#attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
+      usedHighBytes: this.#attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH),
+      releaseThresholdBytes: threshold > Number.MAX_SAFE_INTEGER ? Infinity : threshold,
+    };
+  }
+
+  #attribute(attribute: number): number {
+    const { driver } = this.#native.context;
+    check(driver.memPoolGetAttribute(this.#native.handle, attribute), "cuMemPoolGetAttribute", this);
+    return driver.out.readNumber(0);
+  }
+
+  /** Gives memory that no allocation uses back to the device, down to `minBytesToKeep` (`cuMemPoolTrimTo`). Default: 0. */
+  trim(minBytesToKeep: number = 0): void {
+    this.checkOpen("trim a pool");
+    checkInteger(`trim ${this}`, "minBytesToKeep", minBytesToKeep, 0);
+    this.#checkOwn("trim");
+    check(this.#native.context.driver.memPoolTrimTo(this.#native.handle, toSize(minBytesToKeep)), "cuMemPoolTrimTo", this);
+  }
+
+  /**
+   * A handle by which another process imports the pool (`cuMemPoolExportToShareableHandle`). Each call opens a fresh
+   * one, which the caller closes. **It opens the whole pool, future allocations included**: make one pool for each
+   * trust domain.
+   *
+   * @throws {InvalidArgumentError} when the pool was made without `ipc`.
+   * @throws {NotSupportedError} when the pool is imported: its exporter can hand it on.
+   */
+  exportHandle(): AllocationHandle {
+    this.checkOpen("export a pool");
+    this.#checkOwn("export");
+    if (!this.#native.isIpcEnabled) {
+      throw new InvalidArgumentError(`Cannot export ${this}: it was made without { ipc: true }`);
+    }
+    return ownDriverHandle(this.#native.export(), this.#native.id);
+  }
+
+  #checkOwn(action: string): void {
+    if (this.#native.isImported) throw new NotSupportedError(`Cannot ${action} ${this}: only the process that made it can`);
+  }
+
+  protected override onClose(): void {
+    this.#native.release();
+  }
+
+  /** A short name for messages. */
+  override toString(): string {
+    return this.#native.toString();
+  }
+}
+
+/** A pool's descriptor is a character device of the NVIDIA driver; the simulator's is shared memory. */
+function checkHandleKind(action: string, handle: AllocationHandle, simulated: boolean): void {
+  if (IS_WINDOWS) return;
+  const { kind, deviceMajor } = inspectFd(handle.fd);
+  const fits = simulated ? kind === "regular file" : kind === "character device" && deviceMajor === NVIDIA_MAJOR;
+  if (!fits) throw new ProtocolError(`Cannot ${action}: file descriptor ${handle.fd} is a ${kind}, not a handle of the driver`);
+}

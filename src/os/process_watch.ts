@@ -1,0 +1,33 @@
+/** Watching another process, named by its identity, for its exit. */
+import type { ProcessIdentity } from "../wire/identity.ts";
+import { closeFd } from "./fd.ts";
+import { hasExited, openPidfd, ownIdentity, processStartTime } from "./process.ts";
+
+/** Holds a pidfd of the process until it is closed. */
+export class ProcessWatch {
+  readonly pid: number;
+  #pidfd: number | undefined;
+  #exited = false;
+
+  constructor(identity: ProcessIdentity) {
+    this.pid = identity.pid;
+    const own = ownIdentity();
+    // A pid of another pid namespace means nothing here: such a process cannot be watched by its identity alone
+    if (identity.bootId !== own.bootId || identity.pidNamespace !== own.pidNamespace) return;
+    this.#pidfd = openPidfd(identity.pid);
+    // Asked after the opening: if the pid was used again before, the start time tells
+    this.#exited = this.#pidfd === undefined || processStartTime(identity.pid) !== identity.startTime;
+  }
+
+  /** Whether the process is known to have exited. Never waits; false where it cannot be watched. */
+  hasExited(): boolean {
+    if (!this.#exited && this.#pidfd !== undefined) this.#exited = hasExited(this.#pidfd);
+    return this.#exited;
+  }
+
+  close(): void {
+    if (this.#pidfd === undefined) return;
+    closeFd(this.#pidfd);
+    this.#pidfd = undefined;
+  }
+}
