@@ -2,7 +2,7 @@
 import process from "node:process";
 import { errno, libcCandidates, type NativeLibrary, openLibrary, prepareErrno, type SymbolTable } from "../../ffi/mod.ts";
 import { NotSupportedError, SystemCallError } from "../errors.ts";
-import { errnoName } from "./errno.ts";
+import { EINTR, EMFILE, ENFILE, errnoName } from "./errno.ts";
 
 export const LIBC_SYMBOLS = {
   // ---- file descriptors
@@ -18,6 +18,72 @@ export const LIBC_SYMBOLS = {
   },
   ftruncate: { prototype: "int ftruncate(int fd, off_t length)", args: ["i32", "size"], result: "i32" },
   unlink: { prototype: "int unlink(const char *path)", args: ["bytes"], result: "i32" },
+  pread: {
+    prototype: "ssize_t pread(int fd, void *buf, size_t count, off_t offset)",
+    args: ["i32", "address", "size", "size"],
+    result: "i64",
+  },
+  readlink: {
+    prototype: "ssize_t readlink(const char *path, char *buf, size_t count)",
+    args: ["bytes", "address", "size"],
+    result: "i64",
+  },
+  getdents64: {
+    prototype: "ssize_t getdents64(int fd, void *buf, size_t count)",
+    args: ["i32", "address", "size"],
+    result: "i64",
+  },
+  link: { prototype: "int link(const char *from, const char *to)", args: ["bytes", "bytes"], result: "i32" },
+  rename: { prototype: "int rename(const char *from, const char *to)", args: ["bytes", "bytes"], result: "i32" },
+  fchmod: { prototype: "int fchmod(int fd, mode_t mode)", args: ["i32", "u32"], result: "i32" },
+  // ---- sockets
+  socket: { prototype: "int socket(int domain, int type, int protocol)", args: ["i32", "i32", "i32"], result: "i32" },
+  bind: {
+    prototype: "int bind(int fd, const struct sockaddr *addr, socklen_t len)",
+    args: ["i32", "bytes", "u32"],
+    result: "i32",
+  },
+  listen: { prototype: "int listen(int fd, int backlog)", args: ["i32", "i32"], result: "i32" },
+  accept4: {
+    prototype: "int accept4(int fd, struct sockaddr *addr, socklen_t *len, int flags)",
+    args: ["i32", "address", "address", "i32"],
+    result: "i32",
+  },
+  connect: {
+    prototype: "int connect(int fd, const struct sockaddr *addr, socklen_t len)",
+    args: ["i32", "bytes", "u32"],
+    result: "i32",
+  },
+  sendmsg: {
+    prototype: "ssize_t sendmsg(int fd, const struct msghdr *msg, int flags)",
+    args: ["i32", "address", "i32"],
+    result: "i64",
+  },
+  recvmsg: {
+    prototype: "ssize_t recvmsg(int fd, struct msghdr *msg, int flags)",
+    args: ["i32", "address", "i32"],
+    result: "i64",
+  },
+  shutdown: { prototype: "int shutdown(int fd, int how)", args: ["i32", "i32"], result: "i32" },
+  getsockopt: {
+    prototype: "int getsockopt(int fd, int level, int name, void *value, socklen_t *len)",
+    args: ["i32", "i32", "i32", "address", "address"],
+    result: "i32",
+  },
+  // ---- readiness
+  poll: { prototype: "int poll(struct pollfd *fds, nfds_t n, int timeout_ms)", args: ["address", "size", "i32"], result: "i32" },
+  epoll_create1: { prototype: "int epoll_create1(int flags)", args: ["i32"], result: "i32" },
+  epoll_ctl: {
+    prototype: "int epoll_ctl(int epfd, int op, int fd, struct epoll_event *event)",
+    args: ["i32", "i32", "i32", "address"],
+    result: "i32",
+  },
+  epoll_wait: {
+    prototype: "int epoll_wait(int epfd, struct epoll_event *events, int max, int timeout_ms)",
+    args: ["i32", "address", "i32", "i32"],
+    result: "i32",
+  },
+  eventfd: { prototype: "int eventfd(unsigned int initial, int flags)", args: ["u32", "i32"], result: "i32" },
   // ---- memory
   memfd_create: {
     prototype: "int memfd_create(const char *name, unsigned int flags)",
@@ -41,21 +107,43 @@ export const LIBC_SYMBOLS = {
     result: "address",
   },
   memset: { prototype: "void *memset(void *to, int byte, size_t n)", args: ["address", "i32", "size"], result: "address" },
+  madvise: { prototype: "int madvise(void *addr, size_t length, int advice)", args: ["address", "size", "i32"], result: "i32" },
   // ---- processes and time
   getpid: { prototype: "pid_t getpid(void)", args: [], result: "i32" },
+  // For what older C libraries have no function for. Arguments are longs.
+  syscall: { prototype: "long syscall(long number, ...)", args: ["size", "size", "size"], result: "i64" },
   getuid: { prototype: "uid_t getuid(void)", args: [], result: "i32" },
   gettid: { prototype: "pid_t gettid(void)", args: [], result: "i32" },
   usleep: { prototype: "int usleep(useconds_t usec)", args: ["u32"], result: "i32" },
+  clock_gettime: {
+    prototype: "int clock_gettime(clockid_t clock, struct timespec *now)",
+    args: ["i32", "address"],
+    result: "i32",
+  },
+  kill: { prototype: "int kill(pid_t pid, int sig)", args: ["i32", "i32"], result: "i32" },
+  signal: {
+    prototype: "void (*signal(int sig, void (*handler)(int)))(int)",
+    args: ["i32", "address"],
+    result: "address",
+  },
 } as const satisfies SymbolTable;
 
-let opened: NativeLibrary<typeof LIBC_SYMBOLS> | undefined;
+export type Libc = NativeLibrary<typeof LIBC_SYMBOLS>;
+
+let opened: Libc | undefined;
+let replaced: Libc | undefined;
 
 /** The C library's functions, opened at the first use. */
-export function libc(): NativeLibrary<typeof LIBC_SYMBOLS> {
-  return opened ??= openLibc();
+export function libc(): Libc {
+  return replaced ?? (opened ??= openLibc());
 }
 
-function openLibc(): NativeLibrary<typeof LIBC_SYMBOLS> {
+/** Puts a table in front of the C library, so that a test can make any call fail; `undefined` takes it away. */
+export function setLibcForTests(table: Libc | undefined): void {
+  replaced = table;
+}
+
+function openLibc(): Libc {
   if (process.platform !== "linux") {
     throw new NotSupportedError(`Cannot use sockets and file descriptors on ${process.platform}: this part is for Linux`);
   }
@@ -68,13 +156,33 @@ export function cString(text: string): Uint8Array {
   return new TextEncoder().encode(text + "\0");
 }
 
-/** The error of the call that just failed. Call it before any other native call: it reads errno. */
-export function systemError(call: string, action: string): SystemCallError {
-  return systemErrorOf(errno(), call, action);
+/** Makes a call that gives -1 on failure again until no signal interrupts it. Read `errno()` directly afterwards. */
+export function retryInterrupted(call: () => number | bigint): number {
+  for (;;) {
+    const result = Number(call());
+    if (result >= 0 || errno() !== EINTR) return result;
+  }
 }
 
-/** The error for an errno that was read before. */
-export function systemErrorOf(code: number, call: string, action: string): SystemCallError {
+const HINTS: ReadonlyMap<number, string> = new Map([
+  [EMFILE, "This process has too many files open: close some, or raise the limit (ulimit -n)"],
+  [ENFILE, "The whole system has too many files open"],
+]);
+
+/** The error of the call that just failed. Call it before any other native call: it reads errno. */
+export function systemError(call: string, action: string, hints?: ReadonlyMap<number, string>): SystemCallError {
+  return systemErrorOf(errno(), call, action, hints);
+}
+
+/** The error for an errno that was read before. `hints` say what to do, by errno. */
+export function systemErrorOf(
+  code: number,
+  call: string,
+  action: string,
+  hints?: ReadonlyMap<number, string>,
+): SystemCallError {
   const name = errnoName(code);
-  return new SystemCallError(`${action}: ${call} failed with ${name} (${code})`, { errno: code, errnoName: name, call });
+  const hint = hints?.get(code) ?? HINTS.get(code);
+  const message = `${action}: ${call} failed with ${name} (${code})${hint === undefined ? "" : `. ${hint}`}`;
+  return new SystemCallError(message, { errno: code, errnoName: name, call });
 }
