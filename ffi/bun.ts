@@ -97,7 +97,15 @@ function cString(text: string): Uint8Array {
   return new TextEncoder().encode(text + "\0");
 }
 
-export function createBunAdapter(ffi: BunFfi): Adapter {
+/** The adapter, or null where this is not Bun. */
+export function findBunAdapter(): Adapter | null {
+  // Synchronous, and undefined elsewhere: a static import of bun:ffi fails in Deno at run time.
+  const { process: host } = globalThis as { process?: { getBuiltinModule?(name: string): unknown } };
+  const ffi = host?.getBuiltinModule?.("bun:ffi");
+  return ffi ? createBunAdapter(ffi as BunFfi) : null;
+}
+
+function createBunAdapter(ffi: BunFfi): Adapter {
   // Bun's own dlopen also looks into the working directory, so only libc, which is always there, is opened by name.
   const loader = process.platform === "win32" ? null : ffi.dlopen("libc.so.6", {
     dlopen: { args: ["buffer", "i32"], returns: "ptr" },

@@ -50,7 +50,13 @@ function guard(name: string, signature: Signature, call: AnyFunction): AnyFuncti
   };
 }
 
-export function createDenoAdapter(deno: DenoNamespace): Adapter {
+/** The adapter, or null where this is not Deno or native calls are not there. */
+export function findDenoAdapter(): Adapter | null {
+  const { Deno: deno } = globalThis as { Deno?: DenoNamespace };
+  return typeof deno?.dlopen === "function" ? createDenoAdapter(deno) : null;
+}
+
+function createDenoAdapter(deno: DenoNamespace): Adapter {
   return {
     runtime: "deno",
     environmentAccess: (name) => deno.permissions.querySync({ name: "env", variable: name }).state,

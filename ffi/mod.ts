@@ -11,8 +11,8 @@ import {
   NotSupportedError,
   SystemCallError,
 } from "../src/errors.ts";
-import { createBunAdapter } from "./bun.ts";
-import { createDenoAdapter } from "./deno.ts";
+import { findBunAdapter } from "./bun.ts";
+import { findDenoAdapter } from "./deno.ts";
 import { checkSize } from "./guards.ts";
 import type { Adapter, Address, HostView, NativeLibrary, Size, SymbolTable } from "./types.ts";
 
@@ -44,14 +44,9 @@ function adapter(): Adapter {
 }
 
 function pickAdapter(): Adapter {
-  // deno-lint-ignore no-explicit-any
-  const deno = (globalThis as any).Deno;
-  if (typeof deno?.dlopen === "function") return createDenoAdapter(deno);
-  // Synchronous, and undefined elsewhere: a static import of bun:ffi fails in Deno at run time.
-  // deno-lint-ignore no-explicit-any
-  const bunFfi = (globalThis as any).process?.getBuiltinModule?.("bun:ffi");
-  if (bunFfi) return createBunAdapter(bunFfi);
-  throw new NotSupportedError("Cannot call native code: this runtime is neither Deno (with Deno.dlopen) nor Bun");
+  const found = findDenoAdapter() ?? findBunAdapter();
+  if (found === null) throw new NotSupportedError("Cannot call native code: this runtime is neither Deno with FFI nor Bun");
+  return found;
 }
 
 /** Which runtime the native calls go through: for `src/os/` and for messages only. */
