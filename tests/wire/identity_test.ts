@@ -22,7 +22,7 @@ const identities: fc.Arbitrary<ProcessIdentity> = fc.record({
   pid: fc.integer({ min: 1, max: 0x7fff_ffff }),
   pidNamespace: fc.maxSafeNat(),
   startTime: fc.maxSafeNat(),
-});
+}, { noNullPrototype: true });
 
 test("the bytes of an identity", () => {
   const hex = Array.from(encodeProcessIdentity(sample), (byte) => byte.toString(16).padStart(2, "0")).join("");
