@@ -10,6 +10,7 @@ import { openDriver } from "./driver/mod.ts";
 import { ClosedError, DeviceNotVisibleError, InvalidArgumentError } from "./errors.ts";
 import { type CudaEvent, type EventOptions, newEvent } from "./event.ts";
 import { type CudaStream, newStream, type StreamOptions } from "./stream.ts";
+import { formatUuid } from "./wire/hex.ts";
 
 /** Which driver to ask. */
 export interface DeviceOptions {
@@ -55,7 +56,7 @@ export class Device extends Closable {
     check(driver.deviceGetName(device), "cuDeviceGetName", this.#context);
     this.#name = readName(driver.out.bytes);
     check(driver.deviceGetUuid(device), "cuDeviceGetUuid", this.#context);
-    this.#uuid = formatUuid(driver.out.bytes);
+    this.#uuid = `GPU-${formatUuid(driver.out.bytes)}`;
     check(driver.deviceTotalMem(device), "cuDeviceTotalMem", this.#context);
     this.#totalMemoryBytes = driver.out.readNumber(0);
   }
@@ -240,9 +241,4 @@ function chosenDriver(action: string, options: DeviceOptions | undefined): CudaD
 
 function readName(bytes: Uint8Array): string {
   return new TextDecoder().decode(bytes.slice(0, bytes.indexOf(0)));
-}
-
-function formatUuid(bytes: Uint8Array): string {
-  const hex = Array.from(bytes.subarray(0, 16), (byte) => byte.toString(16).padStart(2, "0")).join("");
-  return `GPU-${hex.slice(0, 8)}-${hex.slice(8, 12)}-${hex.slice(12, 16)}-${hex.slice(16, 20)}-${hex.slice(20)}`;
 }

@@ -1,5 +1,6 @@
 /** Who a process is: equal on both sides only for one and the same process, also after its pid was used again. */
 import { InvalidArgumentError, ProtocolError } from "../errors.ts";
+import { formatUuid, parseUuid } from "./hex.ts";
 
 /** What tells one process from every other one, ever. */
 export interface ProcessIdentity {
@@ -16,8 +17,8 @@ export interface ProcessIdentity {
 /** Bytes of an encoded identity: boot id 16, pid u32, pid namespace u64, start time u64; little endian. */
 export const PROCESS_IDENTITY_BYTES = 36;
 
-const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 const PID_MAX = 0x7fff_ffff;
+const MAX = Number.MAX_SAFE_INTEGER;
 
 /** Whether both name the same process. */
 export function isSameProcess(a: ProcessIdentity, b: ProcessIdentity): boolean {
@@ -27,7 +28,8 @@ export function isSameProcess(a: ProcessIdentity, b: ProcessIdentity): boolean {
 /** The identity as 36 bytes. */
 export function encodeProcessIdentity(identity: ProcessIdentity): Uint8Array<ArrayBuffer> {
   const { bootId, pid, pidNamespace, startTime } = identity;
-  if (!UUID.test(bootId)) throw new InvalidArgumentError(`Cannot encode a process identity: bootId is not a UUID`);
+  const bootBytes = parseUuid(bootId);
+  if (bootBytes === null) throw new InvalidArgumentError(`Cannot encode a process identity: bootId is not a UUID`);
   if (!Number.isInteger(pid) || pid < 1 || pid > PID_MAX) {
     throw new InvalidArgumentError(`Cannot encode a process identity: pid is ${pid}, expected an integer from 1 to ${PID_MAX}`);
   }
@@ -37,8 +39,7 @@ export function encodeProcessIdentity(identity: ProcessIdentity): Uint8Array<Arr
     }
   }
   const bytes = new Uint8Array(PROCESS_IDENTITY_BYTES);
-  const digits = bootId.replaceAll("-", "");
-  for (let index = 0; index < 16; index++) bytes[index] = parseInt(digits.slice(2 * index, 2 * index + 2), 16);
+  bytes.set(bootBytes);
   const view = new DataView(bytes.buffer);
   view.setUint32(16, pid, true);
   view.setBigUint64(20, BigInt(pidNamespace), true);
@@ -57,11 +58,11 @@ export function decodeProcessIdentity(bytes: Uint8Array): ProcessIdentity {
   const pid = view.getUint32(16, true);
   const pidNamespace = view.getBigUint64(20, true);
   const startTime = view.getBigUint64(28, true);
-  const max = BigInt(Number.MAX_SAFE_INTEGER);
-  if (pid < 1 || pid > PID_MAX || pidNamespace > max || startTime > max) {
-    throw new ProtocolError("Cannot decode a process identity: a field is out of range");
+  const fields = [["pid", pid, 1, PID_MAX], ["pidNamespace", pidNamespace, 0, MAX], ["startTime", startTime, 0, MAX]] as const;
+  for (const [name, value, min, max] of fields) {
+    if (value < min || value > max) {
+      throw new ProtocolError(`Cannot decode a process identity: ${name} is out of range: ${value}, expected ${min} to ${max}`);
+    }
   }
-  const hex = Array.from(bytes.subarray(0, 16), (byte) => byte.toString(16).padStart(2, "0")).join("");
-  const bootId = hex.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-");
-  return { bootId, pid, pidNamespace: Number(pidNamespace), startTime: Number(startTime) };
+  return { bootId: formatUuid(bytes), pid, pidNamespace: Number(pidNamespace), startTime: Number(startTime) };
 }
