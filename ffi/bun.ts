@@ -147,6 +147,12 @@ function createBunAdapter(ffi: BunFfi): Adapter {
       });
       return Object.fromEntries(functions) as NativeLibrary<T>;
     },
+    workerSource(path, table, body) {
+      const declared = Object.fromEntries(Object.entries(table).map(([name, signature]) => [name, declare(name, signature)]));
+      const names = Object.keys(table).join(", ");
+      const open = `process.getBuiltinModule("bun:ffi").dlopen(${JSON.stringify(path)}, ${JSON.stringify(declared)})`;
+      return `const { ${names} } = ${open}.symbols;\n${body}`;
+    },
     addressFromBigInt: (value) => Number(value) as Address,
     addressToBigInt: (address) => BigInt(address),
     addOffset: (address, byteOffset) => ((address as unknown as number) + byteOffset) as Address,

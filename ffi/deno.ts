@@ -1,5 +1,6 @@
 /** The adapter for Deno: the only file that says `Deno.dlopen`. */
 import type { Adapter, Address, ArgumentType, NativeLibrary, ResultType, Signature, Size, SymbolTable } from "./types.ts";
+import { NotSupportedError } from "../src/errors.ts";
 import { checkedBytes, checkedStruct, checkNonblocking } from "./guards.ts";
 
 /** The few members of the Deno namespace that are used, so that no runtime's types leak into ours. */
@@ -68,6 +69,9 @@ function createDenoAdapter(deno: DenoNamespace): Adapter {
         return [name, call === null ? null : guard(name, signature, call)];
       });
       return Object.fromEntries(functions) as NativeLibrary<T>;
+    },
+    workerSource() {
+      throw new NotSupportedError("Cannot make a Worker for blocking calls: Deno has nonblocking calls instead");
     },
     addressFromBigInt: (value) => value as Address,
     addressToBigInt: (address) => address as unknown as bigint,

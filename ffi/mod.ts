@@ -71,6 +71,14 @@ export function openLibrary<T extends SymbolTable>(name: string, candidates: rea
   throw new LibraryNotFoundError(`Cannot open ${name}: ${attempts.join("; ")}`, { attempts });
 }
 
+/**
+ * JavaScript for a Worker that imports no file: `body`, with the C library's functions of the table as variables. Bun only:
+ * Deno has nonblocking calls.
+ */
+export function libcWorkerSource(table: SymbolTable, body: string): string {
+  return adapter().workerSource(libcCandidates()[0], table, body);
+}
+
 // ---- addresses and sizes
 
 /** Addresses and handles stay below 2^53: user space ends there, and Bun keeps them as numbers. */
