@@ -1,6 +1,6 @@
 /** Compiling C with this machine's gcc, for the tools and the tests that compare this module with C. */
 import { spawnSync } from "node:child_process";
-import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import process from "node:process";
@@ -23,9 +23,15 @@ export function cudaIncludeFolder(): string | undefined {
   return folders.find((folder) => existsSync(join(folder, "cuda.h")));
 }
 
-/** For a test's options: the reason to skip where there is no compiler or no cuda.h, else false. */
+/** Our declarations are those of CUDA 13; older headers lack some, under other names. */
+const OLDEST_VERSION = 13000;
+
+/** For a test's options: the reason to skip where there is no compiler or no cuda.h of our age, else false. */
 export function skipWithoutCudaHeader(): string | false {
-  if (cudaIncludeFolder() === undefined) return "no cuda.h: neither in CUDA_HOME, CUDA_PATH nor in /usr/local/cuda";
+  const include = cudaIncludeFolder();
+  if (include === undefined) return "no cuda.h: neither in CUDA_HOME, CUDA_PATH nor in /usr/local/cuda";
+  const version = Number(readFileSync(join(include, "cuda.h"), "utf8").match(/#define CUDA_VERSION (\d+)/)?.[1]);
+  if (!(version >= OLDEST_VERSION)) return `${include}/cuda.h is of version ${version}, expected ${OLDEST_VERSION} or newer`;
   return skipWithoutCompiler();
 }
 
