@@ -6,7 +6,7 @@ import { check } from "./driver/check.ts";
 import { DEVICE_ATTRIBUTES } from "./driver/device_attributes.ts";
 import type { CudaDriver } from "./driver/driver.ts";
 import { CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR } from "./driver/enums.ts";
-import { openDriver } from "./driver/mod.ts";
+import { isOpenDriver, openDriver } from "./driver/mod.ts";
 import { ClosedError, DeviceNotVisibleError, InvalidArgumentError } from "./errors.ts";
 import { type CudaEvent, type EventOptions, newEvent } from "./event.ts";
 import { type CudaStream, newStream, type StreamOptions } from "./stream.ts";
@@ -233,9 +233,7 @@ export class Device extends Closable {
 function chosenDriver(action: string, options: DeviceOptions | undefined): CudaDriver {
   const { driver } = checkOptions(action, options);
   if (driver === undefined) return openDriver();
-  if (typeof driver !== "object" || driver === null || (driver.kind !== "cuda" && driver.kind !== "simulator")) {
-    throw invalid(action, "driver", driver, "what openDriver() gives");
-  }
+  if (!isOpenDriver(driver)) throw invalid(action, "driver", driver, "what openDriver() gives");
   return driver;
 }
 

@@ -30,3 +30,8 @@ export function openDriver(name?: DriverName): CudaDriver {
   opened.set(chosen, driver);
   return driver;
 }
+
+/** Whether `value` is a driver that `openDriver` gave in this thread. */
+export function isOpenDriver(value: unknown): value is CudaDriver {
+  return [...opened.values()].some((driver) => driver === value);
+}

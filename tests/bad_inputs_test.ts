@@ -1,0 +1,417 @@
+/**
+ * Every public function refuses bad input with an error of our tree, in both runtimes. The table's names are compared
+ * with mod.ts's exports and their members: a new one without an entry fails.
+ */
+import { assert, assertEquals } from "@std/assert";
+import { test } from "node:test";
+import * as api from "../mod.ts";
+import { CudaIpcError } from "../mod.ts";
+import { createSharedMemory } from "../src/os/memory.ts";
+
+const {
+  AllocationHandle,
+  BufferDescriptor,
+  CudaEvent,
+  CudaStream,
+  Device,
+  DeviceBuffer,
+  EventDescriptor,
+  MemoryPool,
+  openDriver,
+} = api;
+
+// ---- the world in which the calls are made: good objects, closed ones, and those of other classes
+
+const driver = openDriver("simulator");
+const device = Device.open(0, { driver });
+const stream = device.createStream();
+const pool = MemoryPool.create(device, { ipc: true });
+const plainPool = MemoryPool.create(device);
+const buffer = pool.allocate(4096, { stream });
+const plainBuffer = plainPool.allocate(4096, { stream });
+const event = device.createEvent({ ipc: true });
+const timed = device.createEvent({ timing: true });
+const descriptor = buffer.ipcDescriptor;
+const eventDescriptor = event.ipcDescriptor;
+const handle = pool.exportHandle();
+
+function closed<T extends { close(): void }>(object: T): T {
+  object.close();
+  return object;
+}
+const closedStream = closed(device.createStream());
+const closedEvent = closed(device.createEvent());
+const closedPool = closed(MemoryPool.create(device));
+const closedBuffer = closed(pool.allocate(64, { stream }));
+const closedHandle = closed(pool.exportHandle());
+
+// ---- bad values, by what is wanted
+
+const NOT_OBJECTS = [null, 5, NaN, "text", 7n, true, Symbol("bad"), [], () => {}] as const;
+const WRONG = [undefined, ...NOT_OBJECTS, {}, new Uint8Array(8), new Date()] as const;
+const numbersExcept = (...more: unknown[]) => [-1, NaN, 0.5, Infinity, 2 ** 53, "5", 5n, null, {}, [], true, ...more];
+
+const BAD: Record<string, readonly unknown[]> = {
+  device: [...WRONG, stream, closedDevice()],
+  stream: [...NOT_OBJECTS, {}, device, event, closedStream],
+  neededStream: [...WRONG, device, event, closedStream],
+  event: [...WRONG, stream, closedEvent],
+  pool: [...WRONG, buffer, closedPool],
+  buffer: [...WRONG, pool, closedBuffer],
+  handle: [...WRONG, pool, 3, closedHandle],
+  bufferDescriptor: [...WRONG, eventDescriptor, descriptor.toBytes(), descriptor.toJSON()],
+  eventDescriptor: [...WRONG, descriptor, eventDescriptor.toBytes(), eventDescriptor.toJSON()],
+  dependency: [...WRONG, device, closedEvent, closedStream],
+  driver: [...NOT_OBJECTS, {}, "cuda", { kind: "cuda" }, device],
+  options: [null, 5, NaN, "text", 7n, true, Symbol("bad"), [], -1, 2 ** 53],
+  boolean: [null, 0, 1, NaN, "true", 1n, {}, [], Symbol("bad"), () => true],
+  signal: [null, 0, NaN, "abort", 5n, true, {}, [], new Event("abort"), new AbortController()],
+  size: [0, ...numbersExcept()],
+  offset: numbersExcept(),
+  threshold: [-1, NaN, 0.5, 2 ** 53, "5", 5n, null, {}, [], true, -Infinity],
+  uuid: [null, 5, "", "text", {}, [], "GPU-1", true, NaN, "01234567-89AB-cdef-0123-456789abcdef"],
+  bytes: [...WRONG.filter((value) => !(value instanceof Uint8Array)), new ArrayBuffer(8), new Uint8Array(0), detached(), [
+    1,
+    2,
+    3,
+  ]],
+};
+
+function closedDevice(): unknown {
+  const other = Device.open(1 % Device.list({ driver }).length, { driver });
+  other.close();
+  return other === device ? {} : other;
+}
+function detached(): Uint8Array {
+  const bytes = new Uint8Array(8);
+  structuredClone(bytes.buffer, { transfer: [bytes.buffer] });
+  return bytes;
+}
+const garbage = (length: number) => new Uint8Array(length).map((_, index) => index * 37 + 11);
+
+// ---- the table: what is called, and each way to call it wrong
+
+type Call = () => unknown;
+const bad = (kind: string, call: (value: never) => unknown): Call[] => BAD[kind].map((value) => () => call(value as never));
+const each = (values: readonly unknown[], call: (value: never) => unknown): Call[] =>
+  values.map((value) => () => call(value as never));
+/** A method without arguments: called on closed objects of its class, and on things that are none. */
+const onOthers = (method: (this: never) => unknown, ...closedOnes: unknown[]): Call[] =>
+  [...closedOnes, ...WRONG.filter((value) => value !== undefined)].map((self) => () => Reflect.apply(method, self, []));
+
+const P = {
+  stream: CudaStream.prototype,
+  event: CudaEvent.prototype,
+  pool: MemoryPool.prototype,
+  buffer: DeviceBuffer.prototype,
+};
+
+const TABLE: Record<string, Call[]> = {
+  openDriver: each(
+    ["", "CUDA", "gpu", 0, 1, null, NaN, {}, [], true, 5n, "simulator ", Symbol("bad")],
+    (name) => openDriver(name),
+  ),
+  "Device.constructor": each(WRONG, (token) => Reflect.construct(Device, [token, driver, 0])),
+  "Device.list": [...bad("options", (o) => Device.list(o)), ...bad("driver", (d) => Device.list({ driver: d }))],
+  "Device.open": [
+    ...each(
+      [...numbersExcept(999).filter((v) => v !== "5"), undefined, "", "5", "GPU-", "GPU-01234567"],
+      (which) => Device.open(which, { driver }),
+    ),
+    () => Device.open("GPU-01234567-89ab-cdef-0123-456789abcdef", { driver }),
+    ...bad("options", (o) => Device.open(0, o)),
+    ...bad("driver", (d) => Device.open(0, { driver: d })),
+  ],
+  "Device.attribute": each(
+    ["", "toString", "__proto__", "NOPE", 75, null, undefined, {}, [], 5n, "constructor"],
+    (n) => device.attribute(n),
+  ),
+  "Device.canAccessPeer": bad("device", (d) => device.canAccessPeer(d)),
+  "Device.createStream": [
+    ...bad("options", (o) => device.createStream(o)),
+    ...bad("boolean", (b) => device.createStream({ nonBlocking: b })),
+    ...each([1000, -1000, NaN, 0.5, 2 ** 53, "0", 0n, null, {}, []], (p) => device.createStream({ priority: p })),
+  ],
+  "Device.createEvent": [
+    ...bad("options", (o) => device.createEvent(o)),
+    ...bad("boolean", (b) => device.createEvent({ ipc: b })),
+    ...bad("boolean", (b) => device.createEvent({ timing: b })),
+    () => device.createEvent({ ipc: true, timing: true }),
+  ],
+  "Device.memoryInfo": onOthers(Device.prototype.memoryInfo as never),
+  "CudaStream.constructor": each(WRONG, (token) => Reflect.construct(CudaStream, [token, device, {}])),
+  "CudaStream.synchronize": onOthers(P.stream.synchronize as never, closedStream),
+  "CudaStream.finished": [
+    ...bad("options", (o) => stream.finished(o)),
+    ...bad("signal", (s) => stream.finished({ signal: s })),
+    () => closedStream.finished(),
+  ],
+  "CudaStream.wait": bad("dependency", (d) => stream.wait(d)),
+  "CudaStream.record": [
+    ...bad("options", (o) => stream.record(o)),
+    ...bad("boolean", (b) => stream.record({ ipc: b })),
+    () => closedStream.record(),
+  ],
+  "CudaStream.orderBefore": bad("neededStream", (s) => stream.orderBefore(s)),
+  "CudaEvent.constructor": each(WRONG, (token) => Reflect.construct(CudaEvent, [token, device, {}, {}])),
+  "CudaEvent.import": [
+    ...bad("device", (d) => CudaEvent.import(d, eventDescriptor)),
+    ...bad("eventDescriptor", (d) => CudaEvent.import(device, d)),
+    () => CudaEvent.import(device, eventDescriptor), // our own
+  ],
+  "CudaEvent.record": [...bad("neededStream", (s) => event.record(s)), () => closedEvent.record(stream)],
+  "CudaEvent.synchronize": onOthers(P.event.synchronize as never, closedEvent),
+  "CudaEvent.finished": [
+    ...bad("options", (o) => event.finished(o)),
+    ...bad("signal", (s) => event.finished({ signal: s })),
+    () => closedEvent.finished(),
+  ],
+  "CudaEvent.elapsedMsSince": [
+    ...bad("event", (e) => timed.elapsedMsSince(e)),
+    () => timed.elapsedMsSince(event),
+    () => event.elapsedMsSince(timed),
+  ],
+  "CudaEvent.orderBefore": bad("neededStream", (s) => event.orderBefore(s)),
+  "MemoryPool.constructor": each(WRONG, (token) => Reflect.construct(MemoryPool, [token, device, {}])),
+  "MemoryPool.create": [
+    ...bad("device", (d) => MemoryPool.create(d)),
+    ...bad("options", (o) => MemoryPool.create(device, o)),
+    ...bad("boolean", (b) => MemoryPool.create(device, { ipc: b })),
+    ...bad("size", (n) => MemoryPool.create(device, { maxBytes: n })),
+    ...bad("threshold", (n) => MemoryPool.create(device, { releaseThresholdBytes: n })),
+  ],
+  "MemoryPool.import": [
+    ...bad("device", (d) => MemoryPool.import(d, handle)),
+    ...bad("handle", (h) => MemoryPool.import(device, h)),
+    ...bad("options", (o) => MemoryPool.import(device, handle, o)),
+    ...bad("uuid", (id) => MemoryPool.import(device, handle, { id })),
+    () => {
+      using memory = AllocationHandle.fromFd(createSharedMemory("not a pool", 4096));
+      MemoryPool.import(device, memory);
+    },
+  ],
+  "MemoryPool.allocate": [
+    ...bad("size", (n) => pool.allocate(n, { stream })),
+    ...bad("options", (o) => pool.allocate(64, o)),
+    ...bad("neededStream", (s) => pool.allocate(64, { stream: s })),
+    () => closedPool.allocate(64, { stream }),
+    () => plainPool.allocate(2 ** 52, { stream }),
+  ],
+  "MemoryPool.trim": [...bad("offset", (n) => pool.trim(n)), () => closedPool.trim()],
+  "MemoryPool.exportHandle": [...onOthers(P.pool.exportHandle as never, closedPool), () => plainPool.exportHandle()],
+  "AllocationHandle.constructor": each(WRONG, (token) => Reflect.construct(AllocationHandle, [token, 0, "x"])),
+  "AllocationHandle.fromFd": [
+    ...bad("offset", (n) => AllocationHandle.fromFd(n)),
+    ...each([2 ** 31, 999_999], (n) => AllocationHandle.fromFd(n)),
+  ],
+  "DeviceBuffer.constructor": each(WRONG, (token) => Reflect.construct(DeviceBuffer, [token, {}, device, pool, {}])),
+  "DeviceBuffer.import": [
+    ...bad("pool", (p) => DeviceBuffer.import(p, descriptor, { stream })),
+    ...bad("bufferDescriptor", (d) => DeviceBuffer.import(pool, d, { stream })),
+    ...bad("options", (o) => DeviceBuffer.import(pool, descriptor, o)),
+    ...bad("neededStream", (s) => DeviceBuffer.import(pool, descriptor, { stream: s })),
+    () => DeviceBuffer.import(plainPool, descriptor, { stream }),
+    ...importsOf(pool),
+  ],
+  "DeviceBuffer.subarray": [
+    ...bad("offset", (n) => buffer.subarray(n)),
+    ...each(numbersExcept(0, 4097), (n) => buffer.subarray(0, n)),
+    () => buffer.subarray(4096),
+    () => buffer.subarray(10, 5),
+    () => closedBuffer.subarray(0),
+  ],
+  "DeviceBuffer.write": [
+    ...bad("bytes", (b) => buffer.write(b)),
+    ...bad("options", (o) => buffer.write(new Uint8Array(8), o)),
+    ...each(numbersExcept(4096, 4089), (n) => buffer.write(new Uint8Array(8), { byteOffset: n })),
+    ...bad("stream", (s) => buffer.write(new Uint8Array(8), { stream: s })),
+    ...bad("signal", (s) => buffer.write(new Uint8Array(8), { signal: s })),
+    () => buffer.write(new Uint8Array(4097)),
+    () => closedBuffer.write(new Uint8Array(8)),
+  ],
+  "DeviceBuffer.writeSync": [
+    ...bad("bytes", (b) => buffer.writeSync(b)),
+    ...bad("options", (o) => buffer.writeSync(new Uint8Array(8), o)),
+    ...each(numbersExcept(4096, 4089), (n) => buffer.writeSync(new Uint8Array(8), { byteOffset: n })),
+    ...bad("stream", (s) => buffer.writeSync(new Uint8Array(8), { stream: s })),
+    () => closedBuffer.writeSync(new Uint8Array(8)),
+  ],
+  "DeviceBuffer.read": [
+    ...bad("options", (o) => buffer.read(o)),
+    ...each(numbersExcept(4096), (n) => buffer.read({ byteOffset: n })),
+    ...each(numbersExcept(0, 4097), (n) => buffer.read({ byteLength: n })),
+    ...each(BAD.bytes.filter((value) => value !== undefined), (b) => buffer.read({ into: b })),
+    ...bad("stream", (s) => buffer.read({ stream: s })),
+    ...bad("signal", (s) => buffer.read({ signal: s })),
+    () => buffer.read({ into: new Uint8Array(4), byteLength: 8 }),
+    () => closedBuffer.read(),
+  ],
+  "DeviceBuffer.readSync": [
+    ...bad("options", (o) => buffer.readSync(o)),
+    ...each(numbersExcept(4096), (n) => buffer.readSync({ byteOffset: n })),
+    ...each(numbersExcept(0, 4097), (n) => buffer.readSync({ byteLength: n })),
+    ...bad("stream", (s) => buffer.readSync({ stream: s })),
+    () => closedBuffer.readSync(),
+  ],
+  "DeviceBuffer.chunks": [
+    ...bad("options", (o) => buffer.chunks(o).next()),
+    ...bad("size", (n) => buffer.chunks({ chunkBytes: n }).next()),
+    ...bad("stream", (s) => buffer.chunks({ stream: s }).next()),
+    ...bad("signal", (s) => buffer.chunks({ signal: s }).next()),
+    () => closedBuffer.chunks().next(),
+  ],
+  "DeviceBuffer.copyFrom": [
+    ...bad("buffer", (b) => buffer.copyFrom(b)),
+    ...bad("options", (o) => buffer.copyFrom(plainBuffer, o)),
+    ...bad("stream", (s) => buffer.copyFrom(plainBuffer, { stream: s })),
+    () => buffer.copyFrom(plainBuffer.subarray(1)),
+    () => closedBuffer.copyFrom(buffer),
+  ],
+  "DeviceBuffer.copyTo": [
+    ...bad("buffer", (b) => buffer.copyTo(b)),
+    ...bad("stream", (s) => buffer.copyTo(plainBuffer, { stream: s })),
+    () => closedBuffer.copyTo(buffer),
+  ],
+  "DeviceBuffer.fill": [
+    ...each(numbersExcept(256), (v) => buffer.fill(v)),
+    ...each([0, 3, 8, -1, NaN, "1", null, {}, 1n, true], (w) => buffer.fill(0, { width: w })),
+    ...bad("options", (o) => buffer.fill(0, o)),
+    ...bad("stream", (s) => buffer.fill(0, { stream: s })),
+    () => buffer.fill(65536, { width: 2 }),
+    () => buffer.subarray(1).fill(1, { width: 4 }),
+    () => closedBuffer.fill(0),
+  ],
+  "DeviceBuffer.free": [...bad("options", (o) => buffer.free(o)), ...bad("stream", (s) => buffer.free({ stream: s }))],
+  ...descriptorCases("BufferDescriptor", BufferDescriptor, descriptor),
+  ...descriptorCases("EventDescriptor", EventDescriptor, eventDescriptor),
+};
+
+/** A descriptor with one field changed, each well formed and each wrong for this pool. */
+function importsOf(target: typeof pool): Call[] {
+  const { memoryKind, deviceUuid, exporter, poolId, generation, byteOffset, byteLength, allocationByteLength, opaque } =
+    descriptor;
+  const fields = { memoryKind, deviceUuid, exporter, poolId, generation, byteOffset, byteLength, allocationByteLength, opaque };
+  const limit = 4064 * 1024 * 1024;
+  const changes: Partial<ConstructorParameters<typeof BufferDescriptor>[0]>[] = [
+    { memoryKind: "legacy" },
+    { deviceUuid: "GPU-00000000-0000-0000-0000-000000000000" },
+    { poolId: "00000000-0000-0000-0000-000000000000" },
+    { exporter: { ...exporter, pid: exporter.pid === 1 ? 2 : 1 } },
+    { generation: 123_456 },
+    { allocationByteLength: limit + 1 },
+  ];
+  return changes.map((change) => () =>
+    DeviceBuffer.import(target, new BufferDescriptor({ ...fields, chunkByteLengths: [], ...change }), { stream })
+  );
+}
+
+type DescriptorClass = { fromBytes(bytes: never): unknown; fromJSON(value: never): unknown; new (init: never): unknown };
+
+function descriptorCases(
+  name: string,
+  Class: DescriptorClass,
+  good: { toBytes(): Uint8Array; toJSON(): object },
+): Record<string, Call[]> {
+  const bytes = good.toBytes();
+  const json = good.toJSON() as Record<string, unknown>;
+  const changed = (at: number) => bytes.map((byte, index) => index === at ? byte ^ 1 : byte);
+  return {
+    [`${name}.constructor`]: [
+      ...each(WRONG, (init) => new Class(init)),
+      ...Object.keys(json).filter((key) => !["type", "version", "checksum"].includes(key)).map((key) => () =>
+        new Class({ ...good, ...json, opaque: new Uint8Array(64), [key]: Symbol("bad") } as never)
+      ),
+    ],
+    [`${name}.fromBytes`]: [
+      ...each(WRONG.filter((value) => !(value instanceof Uint8Array)), (value) => Class.fromBytes(value)),
+      ...[0, 1, 8, bytes.length - 1].map((length) => () => Class.fromBytes(bytes.slice(0, length) as never)),
+      ...bytes.keys().map((at) => () => Class.fromBytes(changed(at) as never)),
+      ...[0, 1, 64, 1000].map((length) => () => Class.fromBytes(garbage(length) as never)),
+    ],
+    [`${name}.fromJSON`]: [
+      ...each(WRONG, (value) => Class.fromJSON(value)),
+      ...Object.keys(json).map((key) => () => Class.fromJSON({ ...json, [key]: undefined } as never)),
+      ...Object.keys(json).map((key) => () => Class.fromJSON({ ...json, [key]: { toString: 1 } } as never)),
+    ],
+  };
+}
+
+/** No argument can be wrong, and they are allowed on closed objects: closing twice is fine. */
+const WITHOUT_INPUT = ["close", "toString", "toBytes", "toJSON"];
+/** Of every Closable; tested once below. */
+const CLOSE_ASYNC = "closeAsync";
+
+function publicFunctions(): string[] {
+  const names: string[] = [];
+  for (const [name, value] of Object.entries(api)) {
+    if (typeof value !== "function") continue;
+    if (value === CudaIpcError || value.prototype instanceof CudaIpcError) continue; // made by us, for users to catch
+    if (value.prototype === undefined || Object.getOwnPropertyDescriptor(value, "prototype")!.writable) {
+      names.push(name); // a plain function
+      continue;
+    }
+    if (value !== api.Closable) names.push(`${name}.constructor`);
+    for (const owner of [value, value.prototype]) {
+      for (const [member, property] of Object.entries(Object.getOwnPropertyDescriptors(owner))) {
+        if (member === "constructor" || typeof property.value !== "function" || member === "prototype") continue;
+        if (["onClose", "settled", "protect", "checkOpen"].includes(member)) continue; // protected
+        if (!WITHOUT_INPUT.includes(member) && member !== CLOSE_ASYNC) names.push(`${name}.${member}`);
+      }
+    }
+  }
+  return names.sort();
+}
+
+test("each public function has an entry in the table", () => {
+  assertEquals(Object.keys(TABLE).sort(), publicFunctions());
+});
+
+for (const [name, calls] of Object.entries(TABLE)) {
+  test(`${name} refuses bad input`, async () => {
+    assert(calls.length >= 10, `${calls.length} cases, expected at least 10`);
+    for (const [index, call] of calls.entries()) {
+      let outcome: unknown = "no error";
+      try {
+        outcome = await call();
+      } catch (error) {
+        // A method torn from its object meets the language's own brand check
+        if (
+          error instanceof CudaIpcError ||
+          (error instanceof TypeError && index < calls.length && call.toString().includes("Reflect.apply"))
+        ) continue;
+        throw new Error(`case ${index} of ${name} threw ${error}, expected a CudaIpcError`, { cause: error });
+      }
+      throw new Error(`case ${index} of ${name} gave ${String(outcome)}, expected a CudaIpcError: ${call}`);
+    }
+  });
+}
+
+test("closeAsync refuses bad input, and closes nothing then", async () => {
+  for (const value of [...BAD.options.map((o) => o), ...BAD.signal.map((signal) => ({ signal }))]) {
+    let error: unknown;
+    await stream.closeAsync(value as never).catch((thrown) => error = thrown);
+    assert(error instanceof CudaIpcError, `${String(error)}`);
+  }
+  assertEquals(stream.isClosed, false);
+});
+
+test("closed objects refuse every getter that asks the driver", () => {
+  const getters: [object, string][] = [
+    [closedStream, "isIdle"],
+    [closedEvent, "isDone"],
+    [closedEvent, "ipcDescriptor"],
+    [closedPool, "attributes"],
+    [closedBuffer, "address"],
+    [closedBuffer, "ipcDescriptor"],
+    [closedHandle, "fd"],
+  ];
+  for (const [object, getter] of getters) {
+    let error: unknown;
+    try {
+      Reflect.get(object, getter);
+    } catch (thrown) {
+      error = thrown;
+    }
+    assert(error instanceof api.ClosedError, `${object}.${getter}: ${String(error)}`);
+  }
+});
