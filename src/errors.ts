@@ -35,6 +35,7 @@ export interface CudaDriverErrorOptions extends CudaIpcErrorOptions {
 
 /** A CUDA driver call failed. */
 export class CudaDriverError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "CudaDriverError";
   /** The CUresult number. */
   readonly code: number;
@@ -57,61 +58,73 @@ export class CudaDriverError extends CudaIpcError {
 
 /** The device, the pool's `maxBytes` or the host has no memory left for the request: free something and try again. */
 export class OutOfMemoryError extends CudaDriverError {
+  /** The class's own name. */
   override readonly name: string = "OutOfMemoryError";
 }
 
 /** There is no CUDA driver here, or it cannot be used: install one, or choose the simulator by name. */
 export class DriverNotFoundError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "DriverNotFoundError";
 }
 
 /** An argument has the wrong type or lies outside its range: change the call. The driver was not called. */
 export class InvalidArgumentError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "InvalidArgumentError";
 }
 
 /** The object was closed, freed or released before: do not use it any more. */
 export class ClosedError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "ClosedError";
 }
 
 /** The driver shares this only between processes, and both ends are the same one: use the original object. */
 export class SameProcessError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "SameProcessError";
 }
 
 /** This device, driver, platform or kind of object cannot do it; the message says why and what can be done instead. */
 export class NotSupportedError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "NotSupportedError";
 }
 
 /** The memory lies on a device which this process does not see: check CUDA_VISIBLE_DEVICES. */
 export class DeviceNotVisibleError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "DeviceNotVisibleError";
 }
 
 /** A pool allocation too large to be imported: the driver would kill the importing process. Nothing was imported. */
 export class ImportLimitError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "ImportLimitError";
 }
 
 /** The channel was closed, from here or by the peer: connect again. */
 export class ChannelClosedError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "ChannelClosedError";
 }
 
 /** The peer's process has exited, and what it owed will never come. */
 export class PeerGoneError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "PeerGoneError";
 }
 
 /** The peer was refused, by user id or by `authorize`, or it refused us. */
 export class PeerRejectedError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "PeerRejectedError";
 }
 
 /** What arrived from another process is not what was agreed: truncated, forged, of another version, or garbage. */
 export class ProtocolError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "ProtocolError";
 }
 
@@ -127,6 +140,7 @@ export interface SystemCallErrorOptions extends CudaIpcErrorOptions {
 
 /** A call to the operating system failed. */
 export class SystemCallError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "SystemCallError";
   /** The operating system's error number. */
   readonly errno: number;
@@ -146,6 +160,7 @@ export class SystemCallError extends CudaIpcError {
 
 /** A shared library could not be opened from any candidate. Becomes {@linkcode DriverNotFoundError} for libcuda. */
 export class LibraryNotFoundError extends CudaIpcError {
+  /** The class's own name. */
   override readonly name: string = "LibraryNotFoundError";
   /** Each candidate with the loader's answer. */
   readonly attempts: readonly string[];
