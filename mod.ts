@@ -4,9 +4,10 @@
  * @module
  */
 export { type DriverName, openDriver } from "./src/driver/mod.ts";
-export type { CudaDriver } from "./src/driver/driver.ts";
-export { Closable, type WaitOptions } from "./src/closable.ts";
-export { Device, type DeviceAttribute, type DeviceOptions } from "./src/device.ts";
+export type { Driver as CudaDriver } from "./src/driver/driver.ts";
+export { Closable, type Remains, type WaitOptions } from "./src/closable.ts";
+export { Device, type DeviceOptions } from "./src/device.ts";
+export type { DeviceAttribute } from "./src/driver/device_attributes.ts";
 export { CudaStream, type StreamDependency, type StreamOptions } from "./src/stream.ts";
 export { CudaEvent, type EventOptions } from "./src/event.ts";
 export {
@@ -35,4 +36,24 @@ export {
   type MemoryKind,
 } from "./src/wire/descriptor.ts";
 export type { ProcessIdentity } from "./src/wire/identity.ts";
-export * from "./src/errors.ts";
+export {
+  ChannelClosedError,
+  ClosedError,
+  CudaDriverError,
+  type CudaDriverErrorOptions,
+  CudaIpcError,
+  type CudaIpcErrorOptions,
+  DeviceNotVisibleError,
+  DriverNotFoundError,
+  ImportLimitError,
+  InvalidArgumentError,
+  LibraryNotFoundError,
+  NotSupportedError,
+  OutOfMemoryError,
+  PeerGoneError,
+  PeerRejectedError,
+  ProtocolError,
+  SameProcessError,
+  SystemCallError,
+  type SystemCallErrorOptions,
+} from "./src/errors.ts";

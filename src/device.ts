@@ -3,10 +3,10 @@ import { checkInteger, checkOptions, invalid } from "./arguments.ts";
 import { Closable } from "./closable.ts";
 import { Context, provideContextAccess } from "./context.ts";
 import { check } from "./driver/check.ts";
-import { DEVICE_ATTRIBUTES } from "./driver/device_attributes.ts";
-import type { CudaDriver } from "./driver/driver.ts";
+import { DEVICE_ATTRIBUTES, type DeviceAttribute } from "./driver/device_attributes.ts";
+import type { CudaDriver, Driver } from "./driver/driver.ts";
 import { CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR } from "./driver/enums.ts";
-import { isOpenDriver, openDriver } from "./driver/mod.ts";
+import { chosenDriver } from "./driver/mod.ts";
 import { ClosedError, DeviceNotVisibleError, InvalidArgumentError } from "./errors.ts";
 import { type CudaEvent, type EventOptions, newEvent } from "./event.ts";
 import { type CudaStream, newStream, type StreamOptions } from "./stream.ts";
@@ -15,11 +15,8 @@ import { formatUuid } from "./wire/hex.ts";
 /** Which driver to ask. */
 export interface DeviceOptions {
   /** A driver from `openDriver`. Default: what `openDriver()` gives. */
-  readonly driver?: CudaDriver;
+  readonly driver?: Driver;
 }
-
-/** The name of a device attribute: as in cuda.h, without the prefix `CU_DEVICE_ATTRIBUTE_`. */
-export type DeviceAttribute = keyof typeof DEVICE_ATTRIBUTES;
 
 /** One object for each driver and device of a thread. */
 const devices = new Map<CudaDriver, Map<number, Device>>();
@@ -76,7 +73,7 @@ export class Device extends Closable {
    * @throws {DriverNotFoundError} when there is no driver.
    */
   static list(options?: DeviceOptions): Device[] {
-    const driver = chosenDriver("list devices", options);
+    const driver = chosenDriver("list devices", checkOptions("list devices", options).driver);
     check(driver.deviceGetCount(), "cuDeviceGetCount");
     const count = driver.out.readI32(0);
     return Array.from({ length: count }, (_, ordinal) => Device.#of(driver, ordinal));
@@ -219,6 +216,7 @@ export class Device extends Closable {
     else super.close();
   }
 
+  /** Called once, by the last `close`. */
   protected override onClose(): void {
     devices.get(this.#context.driver)?.delete(this.#context.ordinal);
     if (this.#openings > 0) this.#context.release();
@@ -228,13 +226,6 @@ export class Device extends Closable {
   override toString(): string {
     return `Device ${this.ordinal} (${this.#name})`;
   }
-}
-
-function chosenDriver(action: string, options: DeviceOptions | undefined): CudaDriver {
-  const { driver } = checkOptions(action, options);
-  if (driver === undefined) return openDriver();
-  if (!isOpenDriver(driver)) throw invalid(action, "driver", driver, "what openDriver() gives");
-  return driver;
 }
 
 function readName(bytes: Uint8Array): string {

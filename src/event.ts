@@ -273,6 +273,7 @@ export class CudaEvent extends Closable implements StreamDependency {
     }
   }
 
+  /** Called once, by `close`. */
   protected override onClose(): void {
     this.#exporter?.close();
     this.#native.release();

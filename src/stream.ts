@@ -123,6 +123,7 @@ export class CudaStream extends Closable implements StreamDependency {
     this.#native.context.orderStreams(this.#native.handle, later.handle);
   }
 
+  /** Called once, by `close`. */
   protected override onClose(): void {
     this.#native.release();
   }

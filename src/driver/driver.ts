@@ -13,14 +13,18 @@ export type MemAccessDesc = StructValues<typeof CU_MEM_ACCESS_DESC>;
 export type MemAllocationProp = StructValues<typeof CU_MEM_ALLOCATION_PROP>;
 export type Memcpy2D = StructValues<typeof CUDA_MEMCPY2D>;
 
+/** An opened CUDA driver, from `openDriver`: libcuda or the simulator. */
+export interface Driver {
+  /** Which one it is. */
+  readonly kind: "cuda" | "simulator";
+}
+
 /**
- * A CUDA driver. Each method returns the CUresult number and never throws for a driver's refusal; `check` turns the
+ * A CUDA driver as this module calls it. Each method returns the CUresult number and never throws for a driver's refusal; `check` turns the
  * number into an error. What C writes through out-parameters lands in `out`, the first at byte 0, the second at byte 8
  * (blocks of 16 or 64 bytes at byte 0), and is read before the next call.
  */
-export interface CudaDriver {
-  /** Which implementation this is. */
-  readonly kind: "cuda" | "simulator";
+export interface CudaDriver extends Driver {
   /** Where out-parameters land. Valid until the next call of this driver. */
   readonly out: NativeBlock;
 

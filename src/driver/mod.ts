@@ -1,8 +1,8 @@
 /** Chooses the driver by name, never silently. */
 import { environmentVariable } from "../../ffi/mod.ts";
-import { InvalidArgumentError } from "../errors.ts";
+import { invalid } from "../arguments.ts";
 import { check } from "./check.ts";
-import type { CudaDriver } from "./driver.ts";
+import type { CudaDriver, Driver } from "./driver.ts";
 import { createNativeDriver } from "./native.ts";
 import { createSimulator } from "./simulator/mod.ts";
 
@@ -18,10 +18,14 @@ const opened = new Map<DriverName, CudaDriver>();
  * @throws {DriverNotFoundError} when libcuda cannot be opened.
  * @throws {InvalidArgumentError} for a name that is no driver's.
  */
-export function openDriver(name?: DriverName): CudaDriver {
+export function openDriver(name?: DriverName): Driver {
+  return open(name);
+}
+
+function open(name: DriverName | undefined): CudaDriver {
   const chosen = name ?? environmentVariable("CUDA_IPC_DRIVER") ?? "cuda";
   if (chosen !== "cuda" && chosen !== "simulator") {
-    throw new InvalidArgumentError(`Cannot open the driver "${chosen}", expected "cuda" or "simulator"`);
+    throw invalid("open a driver", "name", chosen, '"cuda" or "simulator"');
   }
   const known = opened.get(chosen);
   if (known !== undefined) return known;
@@ -31,7 +35,10 @@ export function openDriver(name?: DriverName): CudaDriver {
   return driver;
 }
 
-/** Whether `value` is a driver that `openDriver` gave in this thread. */
-export function isOpenDriver(value: unknown): value is CudaDriver {
-  return [...opened.values()].some((driver) => driver === value);
+/** The driver that a user's option names: what `openDriver` gave in this thread, or by default what it gives. */
+export function chosenDriver(action: string, driver: unknown): CudaDriver {
+  if (driver === undefined) return open(undefined);
+  const known = [...opened.values()].find((candidate) => candidate === driver);
+  if (known === undefined) throw invalid(action, "driver", driver, "what openDriver() gives");
+  return known;
 }

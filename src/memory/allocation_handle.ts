@@ -71,6 +71,7 @@ export class AllocationHandle extends Closable {
     return this.#poolId;
   }
 
+  /** Called once, by `close`. */
   protected override onClose(): void {
     closeOsHandle(this.#fd);
   }

@@ -476,10 +476,12 @@ export class DeviceBuffer extends Closable {
     this.#allocation.checkCurrent(action);
   }
 
+  /** Called once, by `close`. */
   protected override onClose(): void {
     if (this.#root === this) this.#allocation.release(this.#freeStream ?? this.#allocation.stream);
   }
 
+  /** Settles when the driver has the memory back. */
   protected override settled(signal: AbortSignal | undefined): Promise<void> {
     return this.#root === this ? reaped(() => this.#allocation.isSettled, signal) : Promise.resolve();
   }

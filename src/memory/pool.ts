@@ -265,6 +265,7 @@ export class MemoryPool extends Closable {
     if (this.#native.isImported) throw new NotSupportedError(`Cannot ${action} ${this}: only the process that made it can`);
   }
 
+  /** Called once, by `close`. */
   protected override onClose(): void {
     this.#native.release();
   }
