@@ -18,6 +18,7 @@ export class Context {
   #holders = 0;
   #order: Address | undefined;
   readonly #beforeRelease: (() => void)[] = [];
+  readonly #streams = new Set<{ isIdle(): boolean }>();
 
   constructor(driver: CudaDriver, ordinal: number, device: number) {
     this.driver = driver;
@@ -56,6 +57,20 @@ export class Context {
   /** Registers what must be given back before the context goes. */
   beforeRelease(end: () => void): void {
     this.#beforeRelease.push(end);
+  }
+
+  addStream(stream: { isIdle(): boolean }): void {
+    this.#streams.add(stream);
+  }
+
+  removeStream(stream: { isIdle(): boolean }): void {
+    this.#streams.delete(stream);
+  }
+
+  /** Whether no stream of this thread has work queued on the device. */
+  isIdle(): boolean {
+    for (const stream of this.#streams) if (!stream.isIdle()) return false;
+    return true;
   }
 
   /** Before every call that needs a current context. */

@@ -18,6 +18,7 @@ export class NativeStream {
       check(context.driver.streamCreateWithPriority(flags, priority), "cuStreamCreateWithPriority", context);
       this.handle = context.driver.out.readAddress(0);
       this.context = context;
+      context.addStream(this);
     } catch (error) {
       context.release();
       throw error;
@@ -31,6 +32,7 @@ export class NativeStream {
   /** The last release destroys the stream; the driver lets its queued work end first. */
   release(): void {
     if (--this.#holders > 0) return;
+    this.context.removeStream(this);
     this.context.makeCurrent();
     const result = this.context.driver.streamDestroy(this.handle);
     this.context.release();

@@ -23,6 +23,14 @@ export interface StreamDependency {
   orderBefore(stream: CudaStream): void;
 }
 
+/** A word that streams write and wait for: a `SharedFence`. */
+export interface StreamFence {
+  /** Raises the fence to `value` behind the stream's queued work. `stream.signal` calls it. */
+  signalAfter(stream: CudaStream, value: bigint): void;
+  /** Makes later work of `stream` wait until the fence has reached `value`. `stream.waitFor` calls it. */
+  waitBefore(stream: CudaStream, value: bigint): void;
+}
+
 let createStream: (device: Device, context: Context, options: StreamOptions | undefined) => CudaStream;
 
 const TOKEN: unique symbol = Symbol("CudaStream");
@@ -101,6 +109,28 @@ export class CudaStream extends Closable implements StreamDependency {
       throw invalid("make a stream wait", "dependency", dependency, "a CudaEvent, a CudaStream or a lease");
     }
     dependency.orderBefore(this);
+  }
+
+  /**
+   * Raises a fence behind what is queued by now (`cuStreamWriteValue64`): whoever waits for `value` goes on, in any process.
+   *
+   * @throws {InvalidArgumentError} when `value` is not above the last one, or another process writes the fence.
+   */
+  signal(fence: StreamFence, value: bigint): void {
+    this.checkOpen("signal a fence");
+    if (typeof fence?.signalAfter !== "function") throw invalid("signal a fence", "fence", fence, "a SharedFence");
+    fence.signalAfter(this, value);
+  }
+
+  /**
+   * Makes work queued from now on wait until a fence has reached `value` (`cuStreamWaitValue64`); the host goes on.
+   *
+   * @throws {PeerGoneError} when the process that writes the fence has exited below `value`.
+   */
+  waitFor(fence: StreamFence, value: bigint): void {
+    this.checkOpen("wait for a fence");
+    if (typeof fence?.waitBefore !== "function") throw invalid("make a stream wait", "fence", fence, "a SharedFence");
+    fence.waitBefore(this, value);
   }
 
   /** Makes an event and records it behind what is queued by now. The caller closes it. */
