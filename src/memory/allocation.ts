@@ -2,15 +2,28 @@
 import { type Address, type Size, toSize } from "../../ffi/mod.ts";
 import type { Context } from "../context.ts";
 import { check } from "../driver/check.ts";
-import { ClosedError } from "../errors.ts";
+import { ClosedError, InvalidArgumentError, NotSupportedError } from "../errors.ts";
 import type { NativeStream } from "../native_stream.ts";
+import { ownIdentity } from "../os/process.ts";
 import type { ImportedMapping } from "../share/import_registry.ts";
-import type { BufferDescriptor } from "../wire/descriptor.ts";
+import type { BufferDescriptor, BufferDescriptorInit } from "../wire/descriptor.ts";
+import type { AllocationHandle } from "./allocation_handle.ts";
+import { learnExportLayout } from "./export_layout.ts";
 import type { NativePool } from "./native_pool.ts";
 import { reapAfter } from "./reaper.ts";
 
 /** The kinds of memory behind a DeviceBuffer. */
 export type BufferKind = "pool" | "virtual" | "host" | "legacy" | "foreign";
+
+/** What the descriptors of all buffers of one allocation have in common. */
+export type AllocationDescription = Omit<BufferDescriptorInit, "byteOffset" | "byteLength">;
+
+let generations = 0;
+
+/** This process's own number of an allocation, made when it is first described to others. */
+export function nextGeneration(): number {
+  return ++generations;
+}
 
 /** Where an allocation comes from, and how it is given back. */
 export abstract class Allocation {
@@ -66,6 +79,33 @@ export abstract class Allocation {
     return this.#users > 0 || (this.#isGone?.() ?? true);
   }
 
+  /** Whether another process owns the memory. */
+  get isImported(): boolean {
+    return false;
+  }
+
+  /** Where the host reaches the memory; undefined where it cannot. */
+  get hostAddress(): Address | undefined {
+    return undefined;
+  }
+
+  /** Whether streams of that device may use the memory. */
+  isAccessibleFrom(context: Context): boolean {
+    return context === this.context;
+  }
+
+  /** What another process must know to open it. `action` starts the message of a refusal. */
+  describe(_deviceUuid: string, action: string): AllocationDescription {
+    throw new NotSupportedError(`Cannot ${action}: memory of the kind "${this.kind}" has no descriptor`);
+  }
+
+  /** The handles that travel beside the descriptor, for the caller to close. */
+  exportHandles(action: string): AllocationHandle[] {
+    throw new NotSupportedError(
+      `Cannot ${action}: memory of the kind "${this.kind}" has no handles of its own; only virtual memory has`,
+    );
+  }
+
   /** Throws when the memory is no longer what it was, although nobody here has freed it. */
   checkCurrent(_action: string): void {}
 
@@ -79,9 +119,7 @@ const done = () => true;
 export class PoolAllocation extends Allocation {
   override readonly kind = "pool" as const;
   readonly pool: NativePool;
-  /** Which allocation of this process it is, once exported. */
-  generation = 0;
-  exportData: Uint8Array | undefined;
+  #description: AllocationDescription | undefined;
 
   constructor(pool: NativePool, address: Address, byteLength: number, size: Size, stream: NativeStream) {
     super(pool.context, address, byteLength, size, stream);
@@ -89,8 +127,37 @@ export class PoolAllocation extends Allocation {
     pool.hold();
   }
 
+  override isAccessibleFrom(context: Context): boolean {
+    return this.pool.isAccessibleFrom(context);
+  }
+
+  override describe(deviceUuid: string, action: string): AllocationDescription {
+    return this.#description ??= this.#export(deviceUuid, action);
+  }
+
+  #export(deviceUuid: string, action: string): AllocationDescription {
+    const { pool, context: { driver } } = this;
+    if (!pool.isIpcEnabled) throw new InvalidArgumentError(`Cannot ${action}: its pool was made without { ipc: true }`);
+    pool.exportOnce();
+    check(driver.memPoolExportPointer(this.address), "cuMemPoolExportPointer", pool);
+    const opaque = driver.out.bytes.slice(0, 64);
+    learnExportLayout(this.context, opaque, this.byteLength);
+    const generation = nextGeneration();
+    pool.exported.set(generation, this);
+    return {
+      memoryKind: "pool",
+      deviceUuid,
+      exporter: ownIdentity(),
+      poolId: pool.id,
+      generation,
+      allocationByteLength: this.byteLength,
+      chunkByteLengths: [],
+      opaque,
+    };
+  }
+
   protected override giveBack(stream: NativeStream): () => boolean {
-    if (this.generation !== 0) this.pool.exported.delete(this.generation);
+    if (this.#description !== undefined) this.pool.exported.delete(this.#description.generation);
     const result = this.context.driver.memFreeAsync(this.address, stream.handle);
     this.pool.release();
     check(result, "cuMemFreeAsync", this.pool);
@@ -113,6 +180,18 @@ export class ImportedAllocation extends Allocation {
     pool.hold();
   }
 
+  override get isImported(): boolean {
+    return true;
+  }
+
+  override isAccessibleFrom(context: Context): boolean {
+    return this.pool.isAccessibleFrom(context);
+  }
+
+  override describe(): AllocationDescription {
+    return descriptionOf(this.descriptor);
+  }
+
   override checkCurrent(action: string): void {
     if (this.#mapping.isReused(this.descriptor.generation)) {
       throw new ClosedError(
@@ -129,4 +208,10 @@ export class ImportedAllocation extends Allocation {
       check(result, "cuMemFree", this.pool);
     });
   }
+}
+
+/** What an import was described by, so that it may be described to others. */
+export function descriptionOf(descriptor: BufferDescriptor): AllocationDescription {
+  const { memoryKind, deviceUuid, exporter, poolId, generation, allocationByteLength, chunkByteLengths, opaque } = descriptor;
+  return { memoryKind, deviceUuid, exporter, poolId, generation, allocationByteLength, chunkByteLengths, opaque };
 }

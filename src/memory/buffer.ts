@@ -4,7 +4,7 @@ import { checkBytes, checkInteger, checkOptions, checkSignal, invalid } from "..
 import { Closable, type WaitOptions } from "../closable.ts";
 import type { Device } from "../device.ts";
 import { check } from "../driver/check.ts";
-import { ClosedError, DeviceNotVisibleError, InvalidArgumentError, NotSupportedError, SameProcessError } from "../errors.ts";
+import { ClosedError, DeviceNotVisibleError, InvalidArgumentError, SameProcessError } from "../errors.ts";
 import { type NativeStream, nativeStream } from "../native_stream.ts";
 import { ownIdentity } from "../os/process.ts";
 import { ImportedMapping } from "../share/import_registry.ts";
@@ -12,8 +12,9 @@ import type { CudaStream } from "../stream.ts";
 import { BufferDescriptor } from "../wire/descriptor.ts";
 import { isSameProcess } from "../wire/identity.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
-import { type Allocation, type BufferKind, ImportedAllocation, PoolAllocation } from "./allocation.ts";
-import { checkExportData, learnExportLayout } from "./export_layout.ts";
+import type { AllocationHandle } from "./allocation_handle.ts";
+import { type Allocation, type BufferKind, ImportedAllocation } from "./allocation.ts";
+import { checkExportData } from "./export_layout.ts";
 import { importLimitError } from "./import_limit.ts";
 import { nativePool } from "./native_pool.ts";
 import type { MemoryPool } from "./pool.ts";
@@ -56,8 +57,6 @@ export interface FillOptions extends StreamOption {
 
 const DEFAULT_CHUNK_BYTES = 16 * 1024 * 1024;
 const TOKEN: unique symbol = Symbol("DeviceBuffer");
-
-let generations = 0;
 
 /** Which part of an allocation a buffer is. */
 interface Range {
@@ -212,7 +211,7 @@ export class DeviceBuffer extends Closable {
   }
   /** Whether another process owns the memory. */
   get isImported(): boolean {
-    return this.#allocation instanceof ImportedAllocation;
+    return this.#allocation.isImported;
   }
   /** Whether it, or the buffer that it is a view of, was freed. The same as `isClosed`. */
   get isFreed(): boolean {
@@ -421,40 +420,21 @@ export class DeviceBuffer extends Closable {
     return this.#descriptor ??= this.#export();
   }
 
+  /**
+   * The handles which an importer of virtual memory needs beside the descriptor, one for each of its chunks. Each call
+   * opens fresh ones, which the caller closes. They open the whole allocation to their holder.
+   *
+   * @throws {NotSupportedError} when the memory is of another kind: a pool's handle opens its buffers.
+   */
+  exportHandles(): AllocationHandle[] {
+    const action = `export ${this}`;
+    this.#checkUsable(action);
+    return this.#allocation.exportHandles(action);
+  }
+
   #export(): BufferDescriptor {
-    const allocation = this.#allocation;
-    const range = { byteOffset: this.#byteOffset, byteLength: this.#byteLength };
-    if (allocation instanceof ImportedAllocation) {
-      const { memoryKind, deviceUuid, exporter, poolId, generation, allocationByteLength, chunkByteLengths, opaque } =
-        allocation.descriptor;
-      const origin = { memoryKind, deviceUuid, exporter, poolId, generation, allocationByteLength, chunkByteLengths, opaque };
-      return new BufferDescriptor({ ...origin, ...range });
-    }
-    if (!(allocation instanceof PoolAllocation)) {
-      throw new NotSupportedError(`Cannot export ${this}: memory of the kind "${allocation.kind}" has no descriptor`);
-    }
-    const { pool } = allocation;
-    if (!pool.isIpcEnabled) throw new InvalidArgumentError(`Cannot export ${this}: its pool was made without { ipc: true }`);
-    if (allocation.exportData === undefined) {
-      const { driver } = allocation.context;
-      pool.exportOnce();
-      check(driver.memPoolExportPointer(allocation.address), "cuMemPoolExportPointer", this);
-      allocation.exportData = driver.out.bytes.slice(0, 64);
-      allocation.generation = ++generations;
-      pool.exported.set(allocation.generation, allocation);
-      learnExportLayout(allocation.context, allocation.exportData, allocation.byteLength);
-    }
-    return new BufferDescriptor({
-      memoryKind: "pool",
-      deviceUuid: this.#device.uuid,
-      exporter: ownIdentity(),
-      poolId: pool.id,
-      generation: allocation.generation,
-      ...range,
-      allocationByteLength: allocation.byteLength,
-      chunkByteLengths: [],
-      opaque: allocation.exportData,
-    });
+    const description = this.#allocation.describe(this.#device.uuid, `export ${this}`);
+    return new BufferDescriptor({ ...description, byteOffset: this.#byteOffset, byteLength: this.#byteLength });
   }
 
   #addressAt(byteOffset: number): Address {
@@ -465,8 +445,11 @@ export class DeviceBuffer extends Closable {
     const { context, stream: own } = this.#allocation;
     if (stream === undefined) return own;
     const given = nativeStream(stream, action);
-    if (given.context !== context) {
-      throw new InvalidArgumentError(`Cannot ${action}: the stream belongs to ${given.context}. Use a stream of ${context}`);
+    if (given.context !== context && !this.#allocation.isAccessibleFrom(given.context)) {
+      throw new InvalidArgumentError(
+        `Cannot ${action}: the stream belongs to ${given.context}, which has no access to the memory. ` +
+          `Use a stream of ${context}, or pool.setPeerAccess()`,
+      );
     }
     return given;
   }

@@ -2,7 +2,12 @@
 import type { Address } from "../../ffi/mod.ts";
 import type { Context } from "../context.ts";
 import { check } from "../driver/check.ts";
-import { CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_NONE, CU_MEM_LOCATION_TYPE_DEVICE } from "../driver/enums.ts";
+import {
+  CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+  CU_MEM_ALLOCATION_TYPE_PINNED,
+  CU_MEM_HANDLE_TYPE_NONE,
+  CU_MEM_LOCATION_TYPE_DEVICE,
+} from "../driver/enums.ts";
 import type { Allocation } from "./allocation.ts";
 import { closeOsHandle, ipcHandleType, readOsHandle, securityAttributes } from "./os_handle.ts";
 
@@ -56,6 +61,16 @@ export class NativePool {
 
   exportOnce(): void {
     if (!this.#isExported) closeOsHandle(this.export());
+  }
+
+  /** Whether streams of that device may use the memory: asked of the driver, since others of the process may change it. */
+  isAccessibleFrom(context: Context): boolean {
+    if (context === this.context) return true;
+    const { driver } = this.context;
+    if (context.driver !== driver) return false;
+    const location = { type: CU_MEM_LOCATION_TYPE_DEVICE, id: context.ordinal };
+    check(driver.memPoolGetAccess(this.handle, location), "cuMemPoolGetAccess", this);
+    return driver.out.readU32(0) === CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
 
   hold(): void {
