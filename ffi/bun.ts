@@ -1,8 +1,8 @@
 /** The adapter for Bun: the only file that says `bun:ffi`. */
 import process from "node:process";
 import type { Adapter, Address, ArgumentType, NativeLibrary, ResultType, Signature, Size, SymbolTable } from "./types.ts";
-import { InvalidArgumentError, NotSupportedError } from "../src/errors.ts";
-import { checkedBytes, checkedStruct } from "./guards.ts";
+import { NotSupportedError } from "../src/errors.ts";
+import { checkedBytes, checkedStruct, checkSignature } from "./guards.ts";
 
 /** The few members of bun:ffi that are used, so that no runtime's types leak into ours. */
 interface BunFfi {
@@ -40,6 +40,7 @@ function structGoesOnStack(): boolean {
 }
 
 function declare(name: string, signature: Signature): { args: string[]; returns: string } {
+  checkSignature(name, signature);
   if (signature.nonblocking) throw new NotSupportedError(`Cannot declare ${name}: Bun has no nonblocking native calls`);
   const returns = RESULTS[signature.result];
   const plain = signature.args.filter((type) => type !== "struct64");
@@ -50,12 +51,8 @@ function declare(name: string, signature: Signature): { args: string[]; returns:
   return { args: [...plain.map((t) => ARGUMENTS[t]), ...padding, ...Array(WORDS_IN_STRUCT).fill("u64")], returns };
 }
 
-/** Both cuIpcOpen… functions have at most one argument behind the struct, so two shapes do. */
+/** The struct is the second of two or three arguments, so two shapes do. */
 function passStruct(name: string, signature: Signature, call: AnyFunction): AnyFunction {
-  const at = signature.args.indexOf("struct64");
-  if (at !== 1 || signature.args.length > 3) {
-    throw new InvalidArgumentError(`Cannot declare ${name}: a struct by value must be the second of at most three arguments`);
-  }
   const copy = new Uint8Array(new ArrayBuffer(64));
   const w = new BigUint64Array(copy.buffer);
   const hasThird = signature.args.length === 3;
@@ -158,7 +155,9 @@ function createBunAdapter(ffi: BunFfi): Adapter {
     addOffset: (address, byteOffset) => ((address as unknown as number) + byteOffset) as Address,
     toSize: (value) => value as Size,
     readAddress: (words, _longs, index) => (words[2 * index + 1] * 0x1_0000_0000 + words[2 * index]) as Address,
-    viewOf: (address, byteLength) => ffi.toArrayBuffer(address as unknown as number, 0, byteLength),
+    viewOf: (address, byteLength) =>
+      // Bun refuses length 0
+      byteLength === 0 ? new ArrayBuffer(0) : ffi.toArrayBuffer(address as unknown as number, 0, byteLength),
     detach: (buffer) => void buffer.transfer(0),
   };
 }

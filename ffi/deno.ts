@@ -1,7 +1,7 @@
 /** The adapter for Deno: the only file that says `Deno.dlopen`. */
 import type { Adapter, Address, ArgumentType, NativeLibrary, ResultType, Signature, Size, SymbolTable } from "./types.ts";
 import { NotSupportedError } from "../src/errors.ts";
-import { checkedBytes, checkedStruct, checkNonblocking } from "./guards.ts";
+import { checkedBytes, checkedStruct, checkSignature } from "./guards.ts";
 
 /** The few members of the Deno namespace that are used, so that no runtime's types leak into ours. */
 interface DenoNamespace {
@@ -30,7 +30,7 @@ const ARGUMENTS: Record<ArgumentType, unknown> = {
 const RESULTS: Record<ResultType, string> = { i32: "i32", i64: "i64", address: "u64", void: "void" };
 
 function declare(name: string, signature: Signature): unknown {
-  checkNonblocking(name, signature);
+  checkSignature(name, signature);
   return {
     parameters: signature.args.map((type) => ARGUMENTS[type]),
     result: RESULTS[signature.result],

@@ -9,9 +9,14 @@ export function checkSize(what: string, value: number): void {
   }
 }
 
-/** On another thread C may still read the bytes when JavaScript has freed or detached them. */
-export function checkNonblocking(name: string, signature: Signature): void {
-  if (signature.nonblocking && signature.args.some((type) => type === "bytes" || type === "struct64")) {
+/** Refuses declarations that one of the runtimes could not keep, in both. */
+export function checkSignature(name: string, { args, nonblocking }: Signature): void {
+  const at = args.indexOf("struct64");
+  if (at >= 0 && (at !== 1 || args.length > 3)) {
+    throw new InvalidArgumentError(`Cannot declare ${name}: a struct by value must be the second of at most three arguments`);
+  }
+  // on another thread C may still read the bytes when JavaScript has freed or detached them
+  if (nonblocking && args.some((type) => type === "bytes" || type === "struct64")) {
     throw new InvalidArgumentError(
       `Cannot declare ${name}: a nonblocking call takes no bytes. Pass the address of a native block`,
     );

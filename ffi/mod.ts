@@ -272,7 +272,7 @@ export class NativeBlock {
 export function createHostView(address: Address, byteLength: number): HostView {
   checkSize("a host view's byteLength", byteLength);
   if (isNull(address)) throw new InvalidArgumentError("Cannot view host memory: its address is NULL");
-  const buffer = adapter().viewOf(address, byteLength);
+  const buffer = hostBuffer(address, byteLength);
   let detached = false;
   return {
     bytes: new Uint8Array(buffer),
@@ -282,4 +282,15 @@ export function createHostView(address: Address, byteLength: number): HostView {
       adapter().detach(buffer);
     },
   };
+}
+
+function hostBuffer(address: Address, byteLength: number): ArrayBuffer {
+  try {
+    return adapter().viewOf(address, byteLength);
+  } catch (cause) {
+    throw new InvalidArgumentError(
+      `Cannot view ${byteLength} bytes of host memory at once: this runtime's ArrayBuffer is smaller (4 GiB in Bun)`,
+      { cause },
+    );
+  }
 }
