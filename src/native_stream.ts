@@ -10,15 +10,21 @@ export class NativeStream {
   readonly handle: Address;
   #holders = 1;
 
-  constructor(context: Context, nonBlocking: boolean, priority: number) {
+  /** The caller holds the context for it. */
+  protected constructor(context: Context, handle: Address) {
+    this.context = context;
+    this.handle = handle;
+  }
+
+  static create(context: Context, nonBlocking: boolean, priority: number): NativeStream {
     context.hold();
     try {
       context.makeCurrent();
       const flags = nonBlocking ? CU_STREAM_NON_BLOCKING : 0;
       check(context.driver.streamCreateWithPriority(flags, priority), "cuStreamCreateWithPriority", context);
-      this.handle = context.driver.out.readAddress(0);
-      this.context = context;
-      context.addStream(this);
+      const stream = new NativeStream(context, context.driver.out.readAddress(0));
+      context.addStream(stream);
+      return stream;
     } catch (error) {
       context.release();
       throw error;

@@ -74,7 +74,7 @@ export class CudaStream extends Closable implements StreamDependency {
       const given = checkOptions(action, options);
       const nonBlocking = checkBoolean(action, "nonBlocking", given.nonBlocking, true);
       if (given.priority !== undefined) checkPriority(context, action, given.priority);
-      return new CudaStream(TOKEN, device, new NativeStream(context, nonBlocking, given.priority ?? 0));
+      return new CudaStream(TOKEN, device, NativeStream.create(context, nonBlocking, given.priority ?? 0));
     };
   }
 

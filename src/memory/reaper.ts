@@ -6,13 +6,14 @@
 import { setTimeout } from "node:timers";
 import process from "node:process";
 import { Completion } from "../completion.ts";
+import type { Context } from "../context.ts";
 import type { NativeStream } from "../native_stream.ts";
 import { pollUntil } from "../polling.ts";
 
 const INTERVAL_MS = 2;
 
 interface Pending {
-  readonly completions: Completion[];
+  readonly isReady: () => boolean;
   readonly giveBack: () => void;
 }
 
@@ -25,11 +26,28 @@ let timer: ReturnType<typeof setTimeout> | undefined;
  */
 export function reapAfter(streams: Iterable<NativeStream>, giveBack: () => void): () => boolean {
   const busy = [...new Set(streams)].filter((stream) => !stream.isIdle());
-  if (busy.length === 0) {
+  const completions = busy.map((stream) => new Completion(stream));
+  return reapWhen(() => {
+    if (!completions.every((completion) => completion.isDone())) return false;
+    for (const completion of completions.splice(0)) completion.release();
+    return true;
+  }, giveBack);
+}
+
+/**
+ * The same for a call that blocks behind all queued work of the device, whoever queued it: it is made at a moment when
+ * no stream has any. A device that is never idle keeps the thing.
+ */
+export function reapWhenIdle(context: Context, giveBack: () => void): () => boolean {
+  return reapWhen(() => context.isIdle(), giveBack);
+}
+
+function reapWhen(isReady: () => boolean, giveBack: () => void): () => boolean {
+  if (isReady()) {
     giveBack();
     return () => true;
   }
-  const entry: Pending = { completions: busy.map((stream) => new Completion(stream)), giveBack };
+  const entry: Pending = { isReady, giveBack };
   pending.add(entry);
   schedule();
   return () => !pending.has(entry);
@@ -40,9 +58,8 @@ export function reap(): number {
   let count = 0;
   for (const entry of [...pending]) {
     try {
-      if (!entry.completions.every((completion) => completion.isDone())) continue;
+      if (!entry.isReady()) continue;
       pending.delete(entry);
-      for (const completion of entry.completions) completion.release();
       entry.giveBack();
       count++;
     } catch (error) {
