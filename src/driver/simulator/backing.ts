@@ -1,0 +1,154 @@
+/**
+ * The simulated memory itself: sealed memfds. A header says what each is, so that a descriptor from another process can
+ * be told from any other, and a driver's pool from a driver's physical memory. The kernel counts the references: memory
+ * whose last holder is killed is gone.
+ */
+import { NativeBlock, toSize } from "../../../ffi/mod.ts";
+import { closeFd, inspectFd } from "../../os/fd.ts";
+import { libc } from "../../os/libc.ts";
+import { checkSharedMemory, createSharedMemory, mapMemory } from "../../os/memory.ts";
+import { CUDA_ERROR_OUT_OF_MEMORY } from "../results.ts";
+import { readLink, toNumber, unmap } from "./native.ts";
+import { Refusal } from "./refusal.ts";
+import type { RowOf } from "./state.ts";
+import type { World } from "./world.ts";
+
+export type Memory = RowOf<"memories">;
+
+export const POOL_MEMORY = 1;
+export const PHYSICAL_MEMORY = 2;
+export const PLAIN_MEMORY = 3;
+const NAMES: Readonly<Record<number, string>> = {
+  [POOL_MEMORY]: "cuda-ipc-sim-pool",
+  [PHYSICAL_MEMORY]: "cuda-ipc-sim-physical",
+  [PLAIN_MEMORY]: "cuda-ipc-sim-memory",
+};
+const LINK = /^\/memfd:cuda-ipc-sim-[a-z]+ \(deleted\)$/;
+
+/** Where the data begins; before it, the header and a pool's record of its chunks. */
+export const DATA_AT = 131072;
+const MAGIC = 0x4d45_4d31_5349_4d43n;
+const HEADER_BYTES = 64;
+const HEADER = { magic: 0, kind: 8, device: 12, locationType: 16, locationId: 20, handleTypes: 24, dataBytes: 32, key: 40 };
+
+/** What the header of a piece of memory says. */
+export interface MemoryHeader {
+  readonly kind: number;
+  /** The machine's index of the device; -1 for host memory. */
+  readonly device: number;
+  readonly locationType: number;
+  readonly locationId: number;
+  readonly handleTypes: number;
+  readonly dataBytes: number;
+  /** A random number below 2^53. */
+  readonly key: number;
+}
+
+export function randomKey(): number {
+  const [high, low] = crypto.getRandomValues(new Uint32Array(2));
+  return (high & 0x1fffff) * 2 ** 32 + low;
+}
+
+export class Backing {
+  readonly #world: World;
+  readonly #block: NativeBlock = new NativeBlock(HEADER_BYTES);
+
+  constructor(world: World) {
+    this.#world = world;
+  }
+
+  // ---- accounting, over all processes: each piece of memory counts once, by the largest claim on it
+
+  usedBytes(device: number): number {
+    const claims = new Map<number, number>();
+    for (const { tables } of [{ tables: this.#world.tables }, ...this.#world.foreign.list()]) {
+      for (const memory of tables.memories.rows()) {
+        if (memory.device === device) {
+          claims.set(memory.inode, Math.max(claims.get(memory.inode) ?? 0, memory.reservedBytes));
+        }
+      }
+    }
+    let sum = 0;
+    for (const bytes of claims.values()) sum += bytes;
+    return sum;
+  }
+
+  freeBytes(device: number): number {
+    const { totalBytes } = this.#world.visibleDevice(device)!;
+    return Math.max(0, totalBytes - this.usedBytes(device));
+  }
+
+  /** Refuses what the device has no memory left for. Host memory has no limit here. */
+  checkFree(device: number, byteLength: number): void {
+    if (device >= 0 && byteLength > this.freeBytes(device)) throw new Refusal(CUDA_ERROR_OUT_OF_MEMORY);
+  }
+
+  // ---- making, opening, releasing
+
+  create(header: MemoryHeader, reservedBytes: number): Memory {
+    const fd = createSharedMemory(NAMES[header.kind], DATA_AT + header.dataBytes);
+    try {
+      this.#writeHeader(fd, header);
+      return this.#record(fd, header, reservedBytes, fd);
+    } catch (error) {
+      closeFd(fd);
+      throw error;
+    }
+  }
+
+  #writeHeader(fd: number, header: MemoryHeader): void {
+    const { view } = this.#block;
+    view.setBigUint64(HEADER.magic, MAGIC, true);
+    view.setUint32(HEADER.kind, header.kind, true);
+    view.setInt32(HEADER.device, header.device, true);
+    view.setUint32(HEADER.locationType, header.locationType, true);
+    view.setInt32(HEADER.locationId, header.locationId, true);
+    view.setUint32(HEADER.handleTypes, header.handleTypes, true);
+    view.setFloat64(HEADER.dataBytes, header.dataBytes, true);
+    view.setFloat64(HEADER.key, header.key, true);
+    libc().write(fd, this.#block.addressAt(0), toSize(HEADER_BYTES));
+  }
+
+  /** What a descriptor is, or undefined when it is not the simulator's memory. */
+  readHeader(fd: number): MemoryHeader | undefined {
+    const link = readLink(`/proc/self/fd/${fd}`);
+    if (link === undefined || !LINK.test(link)) return undefined;
+    const { view } = this.#block;
+    const length = Number(libc().pread(fd, this.#block.addressAt(0), toSize(HEADER_BYTES), toSize(0)));
+    if (length !== HEADER_BYTES || view.getBigUint64(HEADER.magic, true) !== MAGIC) return undefined;
+    const header = {
+      kind: view.getUint32(HEADER.kind, true),
+      device: view.getInt32(HEADER.device, true),
+      locationType: view.getUint32(HEADER.locationType, true),
+      locationId: view.getInt32(HEADER.locationId, true),
+      handleTypes: view.getUint32(HEADER.handleTypes, true),
+      dataBytes: view.getFloat64(HEADER.dataBytes, true),
+      key: view.getFloat64(HEADER.key, true),
+    };
+    checkSharedMemory(fd, DATA_AT + header.dataBytes);
+    return header;
+  }
+
+  /** Records memory that another process (or this one) made. Its mapping will hold it: no descriptor is kept. */
+  adopt(fd: number, header: MemoryHeader): Memory {
+    return this.#record(fd, header, 0, -1);
+  }
+
+  #record(fd: number, header: MemoryHeader, reservedBytes: number, ownFd: number): Memory {
+    const inode = Number(inspectFd(fd).identity.split(":")[2]);
+    return this.#world.tables.memories.create({ inode, device: header.device, reservedBytes, fd: ownFd });
+  }
+
+  /** Maps all of it; gives the address of the data. */
+  map(memory: Memory, fd: number, header: MemoryHeader): number {
+    memory.mappedBytes = DATA_AT + header.dataBytes;
+    memory.address = toNumber(mapMemory(fd, memory.mappedBytes));
+    return memory.address + DATA_AT;
+  }
+
+  release(memory: Memory): void {
+    if (memory.address !== 0) unmap(memory.address, memory.mappedBytes);
+    if (memory.fd >= 0) closeFd(memory.fd);
+    this.#world.tables.memories.destroy(memory.id);
+  }
+}

@@ -1,0 +1,105 @@
+/** Plain numbers in place of addresses, and the few calls of libc that the simulated hardware consists of. */
+import {
+  type Address,
+  addressFromNumber,
+  addressToBigInt,
+  createHostView,
+  NativeBlock,
+  type Size,
+  toSize,
+} from "../../../ffi/mod.ts";
+import { cString, libc, systemError } from "../../os/libc.ts";
+import { unmapMemory } from "../../os/memory.ts";
+
+const PROT_READ_WRITE = 3;
+const MAP_PRIVATE_ANONYMOUS = 0x22;
+const MAP_FAILED = 0xffff_ffff_ffff_ffffn;
+const CLOCK_MONOTONIC = 1;
+const SIGSEGV = 11;
+const STDERR = 2;
+const LINK_BYTES = 256;
+const MADV_REMOVE = 9;
+
+/** The driver's callers pass addresses; the simulator computes with them, which is exact below 2^53. */
+export function toNumber(value: Address | Size): number {
+  return Number(value);
+}
+export const toAddress: (value: number) => Address = addressFromNumber;
+
+let scratch: NativeBlock | undefined;
+function scratchBlock(): NativeBlock {
+  return scratch ??= new NativeBlock(LINK_BYTES);
+}
+
+/** Milliseconds of the clock that all threads and processes share. */
+export function now(): number {
+  const block = scratchBlock();
+  libc().clock_gettime(CLOCK_MONOTONIC, block.addressAt(0));
+  return block.readNumber(0) * 1000 + block.readNumber(8) / 1e6;
+}
+
+export function copyBytes(destination: number, source: number, byteLength: number): void {
+  libc().memmove(toAddress(destination), toAddress(source), toSize(byteLength));
+}
+
+export function fillBytes(destination: number, byte: number, byteLength: number): void {
+  libc().memset(toAddress(destination), byte, toSize(byteLength));
+}
+
+/** Fills with elements of 1, 2 or 4 bytes. */
+export function fillElements(destination: number, value: number, elementBytes: number, count: number): void {
+  const byteLength = elementBytes * count;
+  if (byteLength === 0) return;
+  if (elementBytes === 1) return fillBytes(destination, value & 0xff, byteLength);
+  const view = createHostView(toAddress(destination), elementBytes).bytes;
+  for (let byte = 0; byte < elementBytes; byte++) view[byte] = value >>> (8 * byte);
+  for (let done = elementBytes; done < byteLength; done *= 2) {
+    copyBytes(destination + done, destination, Math.min(done, byteLength - done));
+  }
+}
+
+/** Memory of this process alone, zeroed. */
+export function mapAnonymous(byteLength: number): number {
+  const address = libc().mmap(
+    toAddress(0),
+    toSize(byteLength),
+    PROT_READ_WRITE,
+    MAP_PRIVATE_ANONYMOUS,
+    -1,
+    toSize(0),
+  );
+  if (addressToBigInt(address) >= MAP_FAILED) throw systemError("mmap", `Cannot map ${byteLength} bytes of host memory`);
+  return toNumber(address);
+}
+
+export function unmap(address: number, byteLength: number): void {
+  unmapMemory(toAddress(address), byteLength);
+}
+
+/** Gives the pages of a shared mapping back: they read as zeros afterwards, in every process that maps them. */
+export function dropPages(address: number, byteLength: number): void {
+  if (libc().madvise(toAddress(address), toSize(byteLength), MADV_REMOVE) !== 0) {
+    throw systemError("madvise", `Cannot give back ${byteLength} bytes of shared memory`);
+  }
+}
+
+export function sleepMicroseconds(us: number): void {
+  libc().usleep(us);
+}
+
+/** Where a symbolic link points, or undefined when there is none or it cannot be read. */
+export function readLink(path: string): string | undefined {
+  const block = scratchBlock();
+  const length = Number(libc().readlink(cString(path), block.addressAt(0), toSize(LINK_BYTES)));
+  return length < 0 ? undefined : new TextDecoder().decode(block.bytes.slice(0, length));
+}
+
+/** What happens to a process whose driver runs into bad memory: it dies of SIGSEGV, here with a last word. */
+export function crash(reason: string): never {
+  const text = new TextEncoder().encode(`cuda-ipc simulator: SIGSEGV inside the driver: ${reason}\n`);
+  const block = new NativeBlock(text.byteLength);
+  block.bytes.set(text);
+  libc().write(STDERR, block.addressAt(0), toSize(text.byteLength));
+  libc().signal(SIGSEGV, addressFromNumber(0)); // the runtime's own handler would print a report of its own
+  for (;;) libc().kill(libc().getpid(), SIGSEGV);
+}
