@@ -26,14 +26,34 @@ function className(value: object): string {
   return typeof name === "string" && name !== "" ? name : "object";
 }
 
+/** What was attempted, for messages. A text that is made only when it is shown. */
+export interface Text {
+  toString(): string;
+}
+
+/** A verb and the object that it is about, whose name is asked for only when the text is shown. */
+export class Action implements Text {
+  readonly #verb: string;
+  readonly #object: Text;
+
+  constructor(verb: string, object: Text) {
+    this.#verb = verb;
+    this.#object = object;
+  }
+
+  toString(): string {
+    return `${this.#verb} ${this.#object}`;
+  }
+}
+
 /** `action` starts with a verb: "allocate from MemoryPool …". */
-export function invalid(action: string, name: string, value: unknown, wanted: string): InvalidArgumentError {
+export function invalid(action: Text, name: string, value: unknown, wanted: string): InvalidArgumentError {
   return new InvalidArgumentError(`Cannot ${action}: ${name} is ${shown(value)}, expected ${wanted}`);
 }
 
 /** An integer within a range, ends included. */
 export function checkInteger(
-  action: string,
+  action: Text,
   name: string,
   value: unknown,
   min: number,
@@ -46,14 +66,14 @@ export function checkInteger(
 }
 
 /** `true` or `false`; absent gives the default. */
-export function checkBoolean(action: string, name: string, value: unknown, whenAbsent: boolean): boolean {
+export function checkBoolean(action: Text, name: string, value: unknown, whenAbsent: boolean): boolean {
   if (value === undefined) return whenAbsent;
   if (typeof value !== "boolean") throw invalid(action, name, value, "true or false");
   return value;
 }
 
 /** An options object; absent gives an empty one. */
-export function checkOptions<T extends object>(action: string, options: T | undefined): Partial<T> {
+export function checkOptions<T extends object>(action: Text, options: T | undefined): Partial<T> {
   if (options === undefined) return {};
   if (typeof options !== "object" || options === null || Array.isArray(options)) {
     throw invalid(action, "options", options, "an object");
@@ -62,7 +82,7 @@ export function checkOptions<T extends object>(action: string, options: T | unde
 }
 
 /** An AbortSignal, or absent. Throws its reason when it is aborted already. */
-export function checkSignal(action: string, signal: unknown): AbortSignal | undefined {
+export function checkSignal(action: Text, signal: unknown): AbortSignal | undefined {
   if (signal === undefined) return undefined;
   if (!(signal instanceof AbortSignal)) throw invalid(action, "signal", signal, "an AbortSignal");
   signal.throwIfAborted();
@@ -70,7 +90,7 @@ export function checkSignal(action: string, signal: unknown): AbortSignal | unde
 }
 
 /** Any view of bytes, as a Uint8Array over the same memory. A detached or empty one is refused. */
-export function checkBytes(action: string, name: string, value: unknown): Uint8Array {
+export function checkBytes(action: Text, name: string, value: unknown): Uint8Array {
   if (!ArrayBuffer.isView(value)) {
     throw invalid(action, name, value, "a Uint8Array or another view of an ArrayBuffer");
   }

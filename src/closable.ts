@@ -1,6 +1,6 @@
 /** What every object that owns something of the driver's has in common: closing once, and a safety net. */
 import process from "node:process";
-import { checkOptions, checkSignal } from "./arguments.ts";
+import { checkOptions, checkSignal, type Text } from "./arguments.ts";
 import { ClosedError } from "./errors.ts";
 
 /** Options of `closeAsync` and other waits. */
@@ -15,6 +15,13 @@ export interface Remains {
   release(): void;
 }
 
+/**
+ * Objects that the safety net does not know yet. Registering costs 50 to 300 ns (more than an allocation from a pool
+ * may add), so one that is closed in the turn of the event loop that made it never pays.
+ */
+const young: Closable[] = [];
+const MAX_YOUNG = 1024;
+
 const warned = new Set<string>();
 const safetyNet = new FinalizationRegistry<{ className: string; remains: Remains }>(({ className, remains }) => {
   if (!warned.has(className)) {
@@ -28,12 +35,30 @@ const safetyNet = new FinalizationRegistry<{ className: string; remains: Remains
   remains.release();
 });
 
+let register: (object: Closable) => void;
+
+function registerYoung(): void {
+  for (const object of young) register(object);
+  young.length = 0;
+}
+
 /**
  * An object with an end: `close()` may be called any number of times, `using` and `await using` call it, and every
  * use after it throws {@linkcode ClosedError}. Garbage collection is a safety net only: it warns once for each class.
  */
 export abstract class Closable implements Disposable, AsyncDisposable {
   #closed = false;
+  #className = "";
+  #remains: Remains | undefined;
+  #isRegistered = false;
+
+  static {
+    register = (object) => {
+      if (object.#closed) return;
+      object.#isRegistered = true;
+      safetyNet.register(object, { className: object.#className, remains: object.#remains! }, object);
+    };
+  }
 
   /** Whether the object was closed. */
   get isClosed(): boolean {
@@ -44,7 +69,7 @@ export abstract class Closable implements Disposable, AsyncDisposable {
   close(): void {
     if (this.#closed) return;
     this.#closed = true;
-    safetyNet.unregister(this);
+    if (this.#isRegistered) safetyNet.unregister(this);
     this.onClose();
   }
 
@@ -80,11 +105,14 @@ export abstract class Closable implements Disposable, AsyncDisposable {
 
   /** Puts the object under the safety net. */
   protected protect(className: string, remains: Remains): void {
-    safetyNet.register(this, { className, remains }, this);
+    this.#className = className;
+    this.#remains = remains;
+    if (young.push(this) === 1) queueMicrotask(registerYoung);
+    else if (young.length > MAX_YOUNG) registerYoung();
   }
 
   /** Throws {@linkcode ClosedError} once the object is closed. */
-  protected checkOpen(action: string): void {
+  protected checkOpen(action: Text): void {
     if (this.isClosed) throw new ClosedError(`Cannot ${action}: ${this} is closed`);
   }
 }

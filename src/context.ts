@@ -1,4 +1,5 @@
 /** A device's primary context, counted, and which context is current on this thread. */
+import type { Text } from "./arguments.ts";
 import type { Address } from "../ffi/mod.ts";
 import { addressFromNumber } from "../ffi/mod.ts";
 import { check } from "./driver/check.ts";
@@ -101,7 +102,7 @@ export class Context {
 }
 
 /** Gives the Context of an open Device, else throws InvalidArgumentError or ClosedError. */
-type ContextAccess = (value: unknown, action: string) => Context;
+type ContextAccess = (value: unknown, action: Text) => Context;
 let access: ContextAccess;
 
 /** device.ts lends its view into Device, so that the modules below it need not import it. */
@@ -109,6 +110,6 @@ export function provideContextAccess(provided: ContextAccess): void {
   access = provided;
 }
 
-export function contextOf(device: unknown, action: string): Context {
+export function contextOf(device: unknown, action: Text): Context {
   return access(device, action);
 }

@@ -1,5 +1,5 @@
 /** GPUs: finding, opening and describing them. */
-import { checkInteger, checkOptions, invalid } from "./arguments.ts";
+import { Action, checkInteger, checkOptions, invalid } from "./arguments.ts";
 import { Closable } from "./closable.ts";
 import { Context, provideContextAccess } from "./context.ts";
 import { check } from "./driver/check.ts";
@@ -196,7 +196,7 @@ export class Device extends Closable {
   /** Makes an event (`cuEventCreate`). The caller closes it. */
   createEvent(options?: EventOptions): CudaEvent {
     this.checkOpen("create an event");
-    return newEvent(this, this.#context, options, `create an event on ${this}`);
+    return newEvent(this, this.#context, options, new Action("create an event on", this));
   }
 
   #inContext<T>(body: (driver: CudaDriver) => T): T {

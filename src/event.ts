@@ -1,6 +1,6 @@
 /** GPU events: marks in a stream's work, which other streams, the host and other processes can wait for. */
 import type { Address } from "../ffi/mod.ts";
-import { checkBoolean, checkOptions, checkSignal, invalid } from "./arguments.ts";
+import { Action, checkBoolean, checkOptions, checkSignal, invalid, type Text } from "./arguments.ts";
 import { Closable, type WaitOptions } from "./closable.ts";
 import { type Context, contextOf } from "./context.ts";
 import type { Device } from "./device.ts";
@@ -135,7 +135,7 @@ export class CudaEvent extends Closable implements StreamDependency {
    */
   static import(device: Device, descriptor: EventDescriptor): CudaEvent {
     const context = contextOf(device, "import an event");
-    const action = `import an event on ${context}`;
+    const action = new Action("import an event on", context);
     if (!(descriptor instanceof EventDescriptor)) throw invalid(action, "descriptor", descriptor, "an EventDescriptor");
     if (isSameProcess(descriptor.exporter, ownIdentity())) {
       throw new SameProcessError(`Cannot ${action}: it was exported by this process. Use the CudaEvent itself`);
@@ -265,7 +265,7 @@ export class CudaEvent extends Closable implements StreamDependency {
     check(native.context.driver.streamWaitEvent(native.handle, this.#native.handle, 0), "cuStreamWaitEvent", this);
   }
 
-  #checkExporter(action: string): void {
+  #checkExporter(action: Text): void {
     if (this.#exporter?.hasExited() && !this.isDone) {
       throw new PeerGoneError(
         `Cannot ${action} ${this}: its exporter, process ${this.#exporter.pid}, has exited with it unfinished`,
@@ -286,6 +286,6 @@ export class CudaEvent extends Closable implements StreamDependency {
 }
 
 /** Makes an event; `action` says for whom, in messages. */
-export function newEvent(device: Device, context: Context, options: EventOptions | undefined, action: string): CudaEvent {
+export function newEvent(device: Device, context: Context, options: EventOptions | undefined, action: Text): CudaEvent {
   return createEvent(device, context, options, action);
 }

@@ -1,4 +1,5 @@
 /** The driver's stream behind a CudaStream: counted, since buffers and waits outlive the object that the user closed. */
+import type { Text } from "./arguments.ts";
 import type { Address } from "../ffi/mod.ts";
 import { CU_STREAM_NON_BLOCKING } from "./driver/enums.ts";
 import { check } from "./driver/check.ts";
@@ -58,7 +59,7 @@ export class NativeStream {
 }
 
 /** Gives the NativeStream of an open CudaStream, else throws InvalidArgumentError or ClosedError. */
-type StreamAccess = (value: unknown, action: string) => NativeStream;
+type StreamAccess = (value: unknown, action: Text) => NativeStream;
 let access: StreamAccess;
 
 /** stream.ts lends its view into CudaStream, so that the modules below it need not import it. */
@@ -66,6 +67,6 @@ export function provideStreamAccess(provided: StreamAccess): void {
   access = provided;
 }
 
-export function nativeStream(value: unknown, action: string): NativeStream {
+export function nativeStream(value: unknown, action: Text): NativeStream {
   return access(value, action);
 }

@@ -1,5 +1,5 @@
 /** GPU streams: queues of work that runs in order. */
-import { checkBoolean, checkInteger, checkOptions, checkSignal, invalid } from "./arguments.ts";
+import { Action, checkBoolean, checkInteger, checkOptions, checkSignal, invalid, type Text } from "./arguments.ts";
 import { Closable, type WaitOptions } from "./closable.ts";
 import { streamFinished } from "./completion.ts";
 import type { Context } from "./context.ts";
@@ -70,7 +70,7 @@ export class CudaStream extends Closable implements StreamDependency {
       return value.#native;
     });
     createStream = (device, context, options) => {
-      const action = `create a stream on ${context}`;
+      const action = new Action("create a stream on", context);
       const given = checkOptions(action, options);
       const nonBlocking = checkBoolean(action, "nonBlocking", given.nonBlocking, true);
       if (given.priority !== undefined) checkPriority(context, action, given.priority);
@@ -164,7 +164,7 @@ export class CudaStream extends Closable implements StreamDependency {
   }
 }
 
-function checkPriority(context: Context, action: string, priority: unknown): void {
+function checkPriority(context: Context, action: Text, priority: unknown): void {
   context.hold();
   try {
     context.makeCurrent();

@@ -1,6 +1,6 @@
 /** Chooses the driver by name, never silently. */
 import { environmentVariable } from "../../ffi/mod.ts";
-import { invalid } from "../arguments.ts";
+import { invalid, type Text } from "../arguments.ts";
 import { check } from "./check.ts";
 import type { CudaDriver, Driver } from "./driver.ts";
 import { createNativeDriver } from "./native.ts";
@@ -36,7 +36,7 @@ function open(name: DriverName | undefined): CudaDriver {
 }
 
 /** The driver that a user's option names: what `openDriver` gave in this thread, or by default what it gives. */
-export function chosenDriver(action: string, driver: unknown): CudaDriver {
+export function chosenDriver(action: Text, driver: unknown): CudaDriver {
   if (driver === undefined) return open(undefined);
   const known = [...opened.values()].find((candidate) => candidate === driver);
   if (known === undefined) throw invalid(action, "driver", driver, "what openDriver() gives");

@@ -1,4 +1,5 @@
 /** Memory as the driver gave it, behind one or more DeviceBuffers: who uses it, and how it goes back. */
+import type { Text } from "../arguments.ts";
 import { type Address, type Size, toSize } from "../../ffi/mod.ts";
 import type { Context } from "../context.ts";
 import { check } from "../driver/check.ts";
@@ -95,19 +96,19 @@ export abstract class Allocation {
   }
 
   /** What another process must know to open it. `action` starts the message of a refusal. */
-  describe(_deviceUuid: string, action: string): AllocationDescription {
+  describe(_deviceUuid: string, action: Text): AllocationDescription {
     throw new NotSupportedError(`Cannot ${action}: memory of the kind "${this.kind}" has no descriptor`);
   }
 
   /** The handles that travel beside the descriptor, for the caller to close. */
-  exportHandles(action: string): AllocationHandle[] {
+  exportHandles(action: Text): AllocationHandle[] {
     throw new NotSupportedError(
       `Cannot ${action}: memory of the kind "${this.kind}" has no handles of its own; only virtual memory has`,
     );
   }
 
   /** Throws when the memory is no longer what it was, although nobody here has freed it. */
-  checkCurrent(_action: string): void {}
+  checkCurrent(_action: Text): void {}
 
   /** Gives the memory back behind the work of `stream`; tells later whether that has happened. */
   protected abstract giveBack(stream: NativeStream): () => boolean;
@@ -131,11 +132,11 @@ export class PoolAllocation extends Allocation {
     return this.pool.isAccessibleFrom(context);
   }
 
-  override describe(deviceUuid: string, action: string): AllocationDescription {
+  override describe(deviceUuid: string, action: Text): AllocationDescription {
     return this.#description ??= this.#export(deviceUuid, action);
   }
 
-  #export(deviceUuid: string, action: string): AllocationDescription {
+  #export(deviceUuid: string, action: Text): AllocationDescription {
     const { pool, context: { driver } } = this;
     if (!pool.isIpcEnabled) throw new InvalidArgumentError(`Cannot ${action}: its pool was made without { ipc: true }`);
     pool.exportOnce();
@@ -192,7 +193,7 @@ export class ImportedAllocation extends Allocation {
     return descriptionOf(this.descriptor);
   }
 
-  override checkCurrent(action: string): void {
+  override checkCurrent(action: Text): void {
     if (this.#mapping.isReused(this.descriptor.generation)) {
       throw new ClosedError(
         `Cannot ${action}: the exporter, process ${this.descriptor.exporter.pid}, has freed this memory and allocated it anew`,

@@ -1,6 +1,6 @@
 /** Ranges of GPU memory. */
 import { addOffset, type Address, addressToBigInt, type Size, toSize } from "../../ffi/mod.ts";
-import { checkBytes, checkInteger, checkOptions, checkSignal, invalid } from "../arguments.ts";
+import { Action, checkBytes, checkInteger, checkOptions, checkSignal, invalid, type Text } from "../arguments.ts";
 import { Closable, type WaitOptions } from "../closable.ts";
 import type { Device } from "../device.ts";
 import { check } from "../driver/check.ts";
@@ -143,7 +143,7 @@ export class DeviceBuffer extends Closable {
    */
   static import(pool: MemoryPool, descriptor: BufferDescriptor, options: { stream: CudaStream }): DeviceBuffer {
     const native = nativePool(pool, "import a buffer");
-    const action = `import a buffer from ${native}`;
+    const action = new Action("import a buffer from", native);
     if (!(descriptor instanceof BufferDescriptor)) throw invalid(action, "descriptor", descriptor, "a BufferDescriptor");
     const stream = nativeStream(options?.stream, action);
     const { context } = native;
@@ -231,7 +231,7 @@ export class DeviceBuffer extends Closable {
    */
   subarray(begin: number, end: number = this.#byteLength): DeviceBuffer {
     this.checkOpen("take a part of a buffer");
-    const action = `take a part of ${this}`;
+    const action = new Action("take a part of", this);
     checkInteger(action, "begin", begin, 0, this.#byteLength - 1);
     checkInteger(action, "end", end, begin + 1, this.#byteLength);
     const range = { byteOffset: this.#byteOffset + begin, byteLength: end - begin };
@@ -262,7 +262,7 @@ export class DeviceBuffer extends Closable {
   }
 
   #prepareWrite(bytes: ArrayBufferView, options: WriteOptions | undefined) {
-    const action = `write to ${this}`;
+    const action = new Action("write to", this);
     this.#checkUsable(action);
     const given = checkOptions(action, options);
     const source = checkBytes(action, "bytes", bytes);
@@ -304,7 +304,7 @@ export class DeviceBuffer extends Closable {
   }
 
   #prepareRead(options: ReadOptions | undefined) {
-    const action = `read ${this}`;
+    const action = new Action("read", this);
     this.#checkUsable(action);
     const given = checkOptions(action, options);
     const into = given.into === undefined ? undefined : checkBytes(action, "into", given.into);
@@ -327,7 +327,7 @@ export class DeviceBuffer extends Closable {
    * ```
    */
   async *chunks(options?: ChunksOptions): AsyncGenerator<Uint8Array, void, void> {
-    const action = `read ${this}`;
+    const action = new Action("read", this);
     this.#checkUsable(action);
     const { chunkBytes = DEFAULT_CHUNK_BYTES, stream, signal } = checkOptions(action, options);
     checkInteger(action, "chunkBytes", chunkBytes, 1);
@@ -342,7 +342,7 @@ export class DeviceBuffer extends Closable {
    * `cuMemcpyPeerAsync` between devices). Use `subarray` for parts.
    */
   copyFrom(other: DeviceBuffer, options?: StreamOption): void {
-    const action = `copy to ${this}`;
+    const action = new Action("copy to", this);
     this.#checkUsable(action);
     if (!(other instanceof DeviceBuffer)) throw invalid(action, "other", other, "a DeviceBuffer");
     other.#checkUsable(action);
@@ -368,7 +368,7 @@ export class DeviceBuffer extends Closable {
 
   /** Copies this buffer into another one of the same length: `other.copyFrom(this)`. */
   copyTo(other: DeviceBuffer, options?: StreamOption): void {
-    if (!(other instanceof DeviceBuffer)) throw invalid(`copy ${this}`, "other", other, "a DeviceBuffer");
+    if (!(other instanceof DeviceBuffer)) throw invalid(new Action("copy", this), "other", other, "a DeviceBuffer");
     other.copyFrom(this, options);
   }
 
@@ -379,7 +379,7 @@ export class DeviceBuffer extends Closable {
    * @throws {InvalidArgumentError} when the value does not fit, or length or address is no multiple of `width`.
    */
   fill(value: number, options?: FillOptions): void {
-    const action = `fill ${this}`;
+    const action = new Action("fill", this);
     this.#checkUsable(action);
     const { width = 1, stream: given } = checkOptions(action, options);
     if (width !== 1 && width !== 2 && width !== 4) throw invalid(action, "width", width, "1, 2 or 4");
@@ -404,8 +404,10 @@ export class DeviceBuffer extends Closable {
    */
   free(options?: StreamOption): void {
     if (this.isClosed) return;
-    const { stream } = checkOptions(`free ${this}`, options);
-    this.#freeStream = this.#streamOf(stream, `free ${this}`);
+    if (options !== undefined) {
+      const action = new Action("free", this);
+      this.#freeStream = this.#streamOf(checkOptions(action, options).stream, action);
+    }
     this.close();
   }
 
@@ -441,7 +443,7 @@ export class DeviceBuffer extends Closable {
     return byteOffset === 0 ? this.#address : addOffset(this.#address, byteOffset);
   }
 
-  #streamOf(stream: CudaStream | undefined, action: string): NativeStream {
+  #streamOf(stream: CudaStream | undefined, action: Text): NativeStream {
     const { context, stream: own } = this.#allocation;
     if (stream === undefined) return own;
     const given = nativeStream(stream, action);
@@ -454,7 +456,7 @@ export class DeviceBuffer extends Closable {
     return given;
   }
 
-  #checkUsable(action: string): void {
+  #checkUsable(action: Text): void {
     if (this.isClosed) throw new ClosedError(`Cannot ${action}: it was freed`);
     this.#allocation.checkCurrent(action);
   }
@@ -475,7 +477,7 @@ export class DeviceBuffer extends Closable {
   }
 }
 
-function newArray(action: string, byteLength: number): Uint8Array {
+function newArray(action: Text, byteLength: number): Uint8Array {
   try {
     return new Uint8Array(byteLength);
   } catch (cause) {

@@ -1,4 +1,5 @@
 /** The driver's memory pool behind a MemoryPool: counted, since allocations outlive the object that the user closed. */
+import type { Text } from "../arguments.ts";
 import type { Address } from "../../ffi/mod.ts";
 import type { Context } from "../context.ts";
 import { check } from "../driver/check.ts";
@@ -91,7 +92,7 @@ export class NativePool {
   }
 }
 
-type PoolAccess = (value: unknown, action: string) => NativePool;
+type PoolAccess = (value: unknown, action: Text) => NativePool;
 let access: PoolAccess;
 
 /** pool.ts lends its view into MemoryPool, so that the modules below it need not import it. */
@@ -100,6 +101,6 @@ export function providePoolAccess(provided: PoolAccess): void {
 }
 
 /** Gives the NativePool of an open MemoryPool, else throws InvalidArgumentError or ClosedError. */
-export function nativePool(value: unknown, action: string): NativePool {
+export function nativePool(value: unknown, action: Text): NativePool {
   return access(value, action);
 }

@@ -1,6 +1,6 @@
 /** Stream-ordered memory pools, whose allocations other processes can map. */
 import { toSize } from "../../ffi/mod.ts";
-import { checkBoolean, checkInteger, checkOptions, invalid } from "../arguments.ts";
+import { checkBoolean, checkInteger, checkOptions, invalid, type Text } from "../arguments.ts";
 import { Closable } from "../closable.ts";
 import { contextOf } from "../context.ts";
 import type { Device } from "../device.ts";
@@ -261,7 +261,7 @@ export class MemoryPool extends Closable {
     return ownDriverHandle(this.#native.export(), this.#native.id);
   }
 
-  #checkOwn(action: string): void {
+  #checkOwn(action: Text): void {
     if (this.#native.isImported) throw new NotSupportedError(`Cannot ${action} ${this}: only the process that made it can`);
   }
 
@@ -277,7 +277,7 @@ export class MemoryPool extends Closable {
 }
 
 /** A pool's descriptor is a character device of the NVIDIA driver; the simulator's is shared memory. */
-function checkHandleKind(action: string, handle: AllocationHandle, simulated: boolean): void {
+function checkHandleKind(action: Text, handle: AllocationHandle, simulated: boolean): void {
   if (IS_WINDOWS) return;
   const { kind, deviceMajor } = inspectFd(handle.fd);
   const fits = simulated ? kind === "regular file" : kind === "character device" && deviceMajor === NVIDIA_MAJOR;
