@@ -158,6 +158,5 @@ function createBunAdapter(ffi: BunFfi): Adapter {
     viewOf: (address, byteLength) =>
       // Bun refuses length 0
       byteLength === 0 ? new ArrayBuffer(0) : ffi.toArrayBuffer(address as unknown as number, 0, byteLength),
-    detach: (buffer) => void buffer.transfer(0),
   };
 }

@@ -80,6 +80,5 @@ function createDenoAdapter(deno: DenoNamespace): Adapter {
     readAddress: (_words, longs, index) => longs[index] as Address,
     viewOf: (address, byteLength) =>
       deno.UnsafePointerView.getArrayBuffer(deno.UnsafePointer.create(address as unknown as bigint), byteLength),
-    detach: (buffer) => void buffer.transfer(0),
   };
 }

@@ -256,7 +256,7 @@ export class NativeBlock {
   free(): void {
     if (this.#freed) return;
     this.#freed = true;
-    adapter().detach(this.bytes.buffer);
+    detachBuffer(this.bytes.buffer);
     libc().free(this.#address);
   }
   /** A detached view reads as undefined, which Bun would pass on as NULL. */
@@ -279,9 +279,14 @@ export function createHostView(address: Address, byteLength: number): HostView {
     detach() {
       if (detached) return;
       detached = true;
-      adapter().detach(buffer);
+      detachBuffer(buffer);
     },
   };
+}
+
+/** Gives every view of the buffer length 0; the memory itself is not touched. */
+function detachBuffer(buffer: ArrayBuffer): void {
+  buffer.transfer(0);
 }
 
 function hostBuffer(address: Address, byteLength: number): ArrayBuffer {

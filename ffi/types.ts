@@ -101,5 +101,4 @@ export interface Adapter {
   readAddress(words: Uint32Array, longs: BigUint64Array, index: number): Address;
   /** An ArrayBuffer over native memory. The caller keeps the memory alive and detaches the view first. */
   viewOf(address: Address, byteLength: number): ArrayBuffer;
-  detach(buffer: ArrayBuffer): void;
 }
