@@ -381,7 +381,7 @@ for (const [name, calls] of Object.entries(TABLE)) {
         ) continue;
         throw new Error(`case ${index} of ${name} threw ${error}, expected a CudaIpcError`, { cause: error });
       }
-      throw new Error(`case ${index} of ${name} gave ${String(outcome)}, expected a CudaIpcError: ${call}`);
+      throw new Error(`case ${index} of ${name} gave ${String(outcome).slice(0, 80)}, expected a CudaIpcError: ${call}`);
     }
   });
 }

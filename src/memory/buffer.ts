@@ -266,7 +266,9 @@ export class DeviceBuffer extends Closable {
     this.#checkUsable(action);
     const given = checkOptions(action, options);
     const source = checkBytes(action, "bytes", bytes);
-    const byteOffset = checkInteger(action, "byteOffset", given.byteOffset ?? 0, 0, this.#byteLength);
+    const byteOffset = given.byteOffset === undefined
+      ? 0
+      : checkInteger(action, "byteOffset", given.byteOffset, 0, this.#byteLength);
     if (source.byteLength > this.#byteLength - byteOffset) {
       throw new InvalidArgumentError(
         `Cannot ${action}: ${source.byteLength} bytes at byteOffset ${byteOffset} do not fit, expected at most ${
@@ -308,10 +310,12 @@ export class DeviceBuffer extends Closable {
     this.#checkUsable(action);
     const given = checkOptions(action, options);
     const into = given.into === undefined ? undefined : checkBytes(action, "into", given.into);
-    const byteOffset = checkInteger(action, "byteOffset", given.byteOffset ?? 0, 0, this.#byteLength - 1);
+    const last = this.#byteLength - 1;
+    const byteOffset = given.byteOffset === undefined ? 0 : checkInteger(action, "byteOffset", given.byteOffset, 0, last);
     const room = this.#byteLength - byteOffset;
     const whole = into === undefined ? room : into.byteLength;
-    const byteLength = checkInteger(action, "byteLength", given.byteLength ?? whole, 1, Math.min(room, into?.byteLength ?? room));
+    const wanted = given.byteLength === undefined ? whole : given.byteLength;
+    const byteLength = checkInteger(action, "byteLength", wanted, 1, Math.min(room, whole));
     const stream = this.#streamOf(given.stream, action);
     const signal = checkSignal(action, given.signal);
     const destination = into?.subarray(0, byteLength) ?? newArray(action, byteLength);

@@ -124,7 +124,7 @@ export class MemoryPool extends Closable {
         `Cannot ${action}: maxBytes is missing, and Windows needs a shareable pool's size at its creation`,
       );
     }
-    const threshold = given.releaseThresholdBytes ?? Infinity;
+    const { releaseThresholdBytes: threshold = Infinity } = given;
     if (threshold !== Infinity) checkInteger(action, "releaseThresholdBytes", threshold, 0);
     const native = NativePool.create(context, crypto.randomUUID(), ipc, maxBytes);
     try {
