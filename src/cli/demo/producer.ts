@@ -1,0 +1,142 @@
+/**
+ * The demo's producer: loads a file into device memory, shares the memory with the consumer that connects, and checks what
+ * the consumer made of it.
+ *
+ *   deno run -A src/cli/demo/producer.ts --socket PATH --file PATH [--corrupt]
+ *
+ * @module
+ */
+import { createHash } from "node:crypto";
+import { parseArgs } from "node:util";
+import { Device } from "../../device.ts";
+import { InvalidArgumentError, OutOfMemoryError } from "../../errors.ts";
+import { CudaEvent } from "../../event.ts";
+import type { DeviceBuffer } from "../../memory/buffer.ts";
+import { MemoryPool } from "../../memory/pool.ts";
+import type { CudaStream } from "../../stream.ts";
+import { EventDescriptor } from "../../wire/descriptor.ts";
+import { InputFile } from "./input.ts";
+import { Peer } from "./peer.ts";
+import { formatBytes, type Report, runSide, Stopwatch } from "./report.ts";
+import { type Mark, Wire } from "./wire.ts";
+
+const MAX_MARK_BYTES = 1024 * 1024;
+
+interface Options {
+  readonly socket: string;
+  readonly file: string;
+  /** Damages the device memory, which the digests must show. */
+  readonly corrupt: boolean;
+}
+
+async function produce({ socket, file, corrupt }: Options, report: Report): Promise<boolean> {
+  await using input = await InputFile.open(file);
+  using wire = await Wire.accept(socket);
+  using peer = new Peer("consumer", wire.socket);
+  using device = Device.open(0);
+  report.introduce(device);
+  using stream = device.createStream();
+  using pool = MemoryPool.create(device, { ipc: true });
+  await using buffer = allocate(pool, input, stream);
+
+  const digest = await load(input, buffer, peer.exit, report);
+  if (corrupt) await flipByte(buffer, Math.floor(input.byteLength / 2), report);
+  using loaded = stream.record({ ipc: true });
+  const mark = await chooseMark(buffer);
+
+  const sharing = new Stopwatch();
+  {
+    using handle = pool.exportHandle();
+    const message = { buffer: buffer.ipcDescriptor, loaded: loaded.ipcDescriptor, mark };
+    await wire.send("offer", message, [handle.fd]);
+  }
+  report.line(`shared the pool (a file descriptor), the buffer and an event (two descriptors) in ${sharing}`);
+
+  const result = await wire.receive("result", peer);
+  using filled = CudaEvent.import(device, EventDescriptor.fromJSON(result.fields.filled));
+  await filled.finished({ signal: peer.exit });
+  const digestsAgree = result.fields.digest === digest;
+  report.line(digestsAgree ? "the digests agree" : `the digests differ: ours ${digest}, the consumer's ${result.fields.digest}`);
+  const markAgrees = await checkMark(buffer, mark, peer.exit, report);
+  const agreed = digestsAgree && markAgrees;
+
+  await wire.send("verdict", { agreed });
+  await wire.receive("released", peer); // only then may the memory be freed
+  const { sentBytes, receivedBytes } = wire;
+  report.line(`${sentBytes + receivedBytes} bytes crossed the socket: ${sentBytes} sent, ${receivedBytes} received`);
+  return agreed;
+}
+
+function allocate(pool: MemoryPool, input: InputFile, stream: CudaStream): DeviceBuffer {
+  try {
+    return pool.allocate(input.byteLength, { stream });
+  } catch (cause) {
+    if (!(cause instanceof OutOfMemoryError)) throw cause;
+    const { freeBytes, totalBytes } = pool.device.memoryInfo();
+    throw new InvalidArgumentError(
+      `Cannot share ${input.path}: its ${formatBytes(input.byteLength)} do not fit on ${pool.device.name}, where ` +
+        `${formatBytes(freeBytes)} of ${formatBytes(totalBytes)} are free. Name a smaller file with --file`,
+      { cause },
+    );
+  }
+}
+
+/** Gives the digest of the file's bytes, as they were read from the file. */
+async function load(input: InputFile, buffer: DeviceBuffer, signal: AbortSignal, report: Report): Promise<string> {
+  report.line(`loads ${formatBytes(input.byteLength)} of ${input.path} into device memory at 0x${buffer.address.toString(16)}`);
+  const loading = new Stopwatch();
+  const progress = report.progress("loaded", input.byteLength);
+  const hash = createHash("sha256");
+  let byteOffset = 0;
+  let chunks = 0;
+  for await (const chunk of input.chunks()) {
+    hash.update(chunk);
+    await buffer.write(chunk, { byteOffset, signal });
+    byteOffset += chunk.byteLength;
+    chunks++;
+    progress(chunk.byteLength);
+  }
+  report.line(`loaded ${chunks} chunks of at most ${input.chunkBytes} bytes in ${loading}`);
+  const digest = hash.digest("hex");
+  report.line(`SHA-256 ${digest}`);
+  return digest;
+}
+
+async function flipByte(buffer: DeviceBuffer, byteOffset: number, report: Report): Promise<void> {
+  const [byte] = await buffer.read({ byteOffset, byteLength: 1 });
+  await buffer.write(Uint8Array.of(byte ^ 1), { byteOffset });
+  report.line(`flipped a bit of byte ${byteOffset} in device memory, as --corrupt asks`);
+}
+
+/** The range that the consumer shall fill, with a value that its first byte does not have. */
+async function chooseMark(buffer: DeviceBuffer): Promise<Mark> {
+  const byteOffset = Math.floor(buffer.byteLength / 3);
+  const byteLength = Math.min(MAX_MARK_BYTES, Math.ceil(buffer.byteLength / 3));
+  const [first] = await buffer.read({ byteOffset, byteLength: 1 });
+  return { byteOffset, byteLength, value: first ^ 0xff };
+}
+
+async function checkMark(buffer: DeviceBuffer, mark: Mark, signal: AbortSignal, report: Report): Promise<boolean> {
+  const reading = new Stopwatch();
+  const { byteOffset, byteLength, value } = mark;
+  const bytes = await buffer.read({ byteOffset, byteLength, signal });
+  const wrong = bytes.findIndex((byte) => byte !== value);
+  const range = `the marked range, ${byteLength} bytes from byte ${byteOffset} on`;
+  report.line(
+    wrong < 0
+      ? `read back ${range}: every byte is 0x${value.toString(16)} (${reading})`
+      : `read back ${range}: byte ${byteOffset + wrong} is 0x${bytes[wrong].toString(16)}, expected 0x${value.toString(16)}`,
+  );
+  return wrong < 0;
+}
+
+await runSide("producer", (report) => {
+  const { values } = parseArgs({
+    options: { socket: { type: "string" }, file: { type: "string" }, corrupt: { type: "boolean", default: false } },
+  });
+  const { socket, file, corrupt } = values;
+  if (socket === undefined || file === undefined) {
+    throw new InvalidArgumentError("Cannot start the producer: it needs --socket PATH and --file PATH");
+  }
+  return produce({ socket, file, corrupt }, report);
+});
