@@ -40,6 +40,8 @@ export abstract class Allocation {
   /** Streams of users that ended before the last one. */
   #behind: NativeStream[] | undefined;
   #isGone: (() => boolean) | undefined;
+  #beforeGiveBack: ((stream: NativeStream) => void) | undefined;
+  #leases = 0;
 
   constructor(context: Context, address: Address, byteLength: number, size: Size, stream: NativeStream) {
     this.context = context;
@@ -69,11 +71,32 @@ export abstract class Allocation {
       }
     }
     try {
+      this.#beforeGiveBack?.(stream);
       this.#isGone = this.giveBack(stream);
     } finally {
       this.stream.release();
     }
   }
+
+  /** Calls `hook` once, when nobody here uses the memory any more: with the stream behind whose work it goes back. */
+  beforeGiveBack(hook: (stream: NativeStream) => void): void {
+    this.#beforeGiveBack = hook;
+  }
+
+  /** Adds another process as a user. */
+  lease(): void {
+    this.hold();
+    if (this.#leases++ === 0) this.countLeased(this.byteLength);
+  }
+
+  /** Ends what `lease` began. That process has done its work. */
+  endLease(): void {
+    if (--this.#leases === 0) this.countLeased(-this.byteLength);
+    this.release();
+  }
+
+  /** More, or fewer, bytes are in use by other processes. */
+  protected countLeased(_bytes: number): void {}
 
   /** Whether the driver has it back, or other users still hold it. */
   get isSettled(): boolean {
@@ -157,6 +180,10 @@ export class PoolAllocation extends Allocation {
     };
   }
 
+  protected override countLeased(bytes: number): void {
+    this.pool.leasedBytes += bytes;
+  }
+
   protected override giveBack(stream: NativeStream): () => boolean {
     if (this.#description !== undefined) this.pool.exported.delete(this.#description.generation);
     const result = this.context.driver.memFreeAsync(this.address, stream.handle);
@@ -207,7 +234,7 @@ export class ImportedAllocation extends Allocation {
       const result = this.#mapping.release();
       this.pool.release();
       check(result, "cuMemFree", this.pool);
-    });
+    }, this.byteLength);
   }
 }
 

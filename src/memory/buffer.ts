@@ -64,6 +64,7 @@ interface Range {
   readonly byteLength: number;
 }
 
+let allocationIn: (buffer: DeviceBuffer) => Allocation;
 let make: (allocation: Allocation, device: Device, pool: MemoryPool | null, range: Range) => DeviceBuffer;
 
 /**
@@ -126,6 +127,7 @@ export class DeviceBuffer extends Closable {
   }
 
   static {
+    allocationIn = (buffer) => buffer.#allocation;
     make = (allocation, device, pool, range) => new DeviceBuffer(TOKEN, allocation, device, pool, range);
   }
 
@@ -494,4 +496,11 @@ function newArray(action: Text, byteLength: number): Uint8Array {
 /** Makes the buffer that owns a whole allocation. */
 export function wrapAllocation(allocation: Allocation, device: Device, pool: MemoryPool | null): DeviceBuffer {
   return make(allocation, device, pool, { byteOffset: 0, byteLength: allocation.byteLength });
+}
+
+/** The memory behind an open buffer, or behind the one that a view belongs to. */
+export function allocationOf(buffer: unknown, action: Text, name: string): Allocation {
+  if (!(buffer instanceof DeviceBuffer)) throw invalid(action, name, buffer, "a DeviceBuffer");
+  if (buffer.isClosed) throw new ClosedError(`Cannot ${action}: ${name} was freed`);
+  return allocationIn(buffer);
 }

@@ -1,16 +1,37 @@
 /** The driver's memory pool behind a MemoryPool: counted, since allocations outlive the object that the user closed. */
 import type { Text } from "../arguments.ts";
-import type { Address } from "../../ffi/mod.ts";
-import type { Context } from "../context.ts";
-import { check } from "../driver/check.ts";
+import { type Address, toSize } from "../../ffi/mod.ts";
+import { type Context, visibleContexts } from "../context.ts";
+import { check, resultName } from "../driver/check.ts";
 import {
+  CU_MEM_ACCESS_FLAGS_PROT_NONE,
   CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
   CU_MEM_ALLOCATION_TYPE_PINNED,
   CU_MEM_HANDLE_TYPE_NONE,
   CU_MEM_LOCATION_TYPE_DEVICE,
+  CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+  CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
+  CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+  CU_MEMPOOL_ATTR_USED_MEM_HIGH,
 } from "../driver/enums.ts";
+import { CUDA_ERROR_OUT_OF_MEMORY } from "../driver/results.ts";
+import { OutOfMemoryError } from "../errors.ts";
+import type { NativeStream } from "../native_stream.ts";
+import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import type { Allocation } from "./allocation.ts";
+import { VirtualAllocation } from "./virtual_allocation.ts";
 import { closeOsHandle, ipcHandleType, readOsHandle, securityAttributes } from "./os_handle.ts";
+
+/** The driver rounds a pool's size up to multiples of this. */
+const LIMIT_STEP_BYTES = 32 * 1024 * 1024;
+
+/** What a pool holds, in bytes, virtual memory included. */
+export interface PoolUsage {
+  readonly reservedBytes: number;
+  readonly usedBytes: number;
+  readonly reservedHighBytes: number;
+  readonly usedHighBytes: number;
+}
 
 export class NativePool {
   readonly context: Context;
@@ -20,15 +41,25 @@ export class NativePool {
   readonly isImported: boolean;
   /** The allocations that were exported, by generation: an import in this same process becomes an alias. */
   readonly exported: Map<number, Allocation> = new Map();
+  /** Bytes of its allocations that other processes hold by a lease. */
+  leasedBytes = 0;
+  /** Virtual memory that counts as the pool's: what is too large for the driver to share it from a pool. */
+  readonly #virtual = new Set<VirtualAllocation>();
+  #virtualBytes = 0;
+  #virtualHigh = { reserved: 0, used: 0 };
+  /** What the driver makes of `maxBytes`; 0 is no limit. */
+  readonly #limit: number;
   #holders = 1;
   #isExported = false;
+  #hasPeers = false;
 
-  constructor(context: Context, handle: Address, kind: { id: string; ipc: boolean; imported: boolean }) {
+  constructor(context: Context, handle: Address, kind: { id: string; ipc: boolean; imported: boolean; maxBytes?: number }) {
     this.context = context;
     this.handle = handle;
     this.id = kind.id;
     this.isIpcEnabled = kind.ipc;
     this.isImported = kind.imported;
+    this.#limit = roundUp(kind.maxBytes ?? 0, LIMIT_STEP_BYTES);
     context.hold();
   }
 
@@ -45,7 +76,7 @@ export class NativePool {
       maxSize: maxBytes,
     };
     check(driver.memPoolCreate(props), "cuMemPoolCreate", context);
-    return new NativePool(context, driver.out.readAddress(0), { id, ipc, imported: false });
+    return new NativePool(context, driver.out.readAddress(0), { id, ipc, imported: false, maxBytes });
   }
 
   /**
@@ -74,6 +105,95 @@ export class NativePool {
     return driver.out.readU32(0) === CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
 
+  /**
+   * Lets streams of exactly these devices, beside the pool's own, use its memory (`cuMemPoolSetAccess`). The driver
+   * refuses a list that names the owner as a whole, so there is one call for each device.
+   */
+  setPeers(peers: readonly Context[]): void {
+    this.#hasPeers = true;
+    for (const peer of visibleContexts(this.context)) this.#setAccess(peer, peers.includes(peer));
+  }
+
+  #setAccess(peer: Context, allowed: boolean): void {
+    if (this.isAccessibleFrom(peer) === allowed) return; // a change takes up to seconds
+    const flags = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    const access = { locationType: CU_MEM_LOCATION_TYPE_DEVICE, locationId: peer.ordinal, flags };
+    check(this.context.driver.memPoolSetAccess(this.handle, [access]), "cuMemPoolSetAccess", this);
+    for (const { range } of this.#virtual) range.setAccess([peer], allowed);
+  }
+
+  /** The devices, beside the pool's own, whose streams may use its memory. */
+  peers(): Context[] {
+    return visibleContexts(this.context).filter((peer) => this.isAccessibleFrom(peer));
+  }
+
+  /** Allocates virtual memory that counts as the pool's. */
+  allocateVirtual(byteLength: number, stream: NativeStream): VirtualAllocation {
+    this.checkRoom(byteLength);
+    const users = [this.context, ...this.peers()];
+    const create = () => VirtualAllocation.create(this.context, byteLength, stream, ipcHandleType(), users, this);
+    try {
+      return create();
+    } catch (error) {
+      if (!(error instanceof OutOfMemoryError)) throw error;
+      // What the pool keeps for later allocations stands in the way of this one
+      check(this.context.driver.memPoolTrimTo(this.handle, toSize(0)), "cuMemPoolTrimTo", this);
+      return create();
+    }
+  }
+
+  /** Called by the allocation itself, at its beginning and at its end. */
+  addVirtual(allocation: VirtualAllocation): void {
+    this.hold();
+    this.#virtual.add(allocation);
+    this.#countVirtual(allocation.range.byteLength);
+  }
+
+  removeVirtual(allocation: VirtualAllocation): void {
+    this.#virtual.delete(allocation);
+    this.#countVirtual(-allocation.range.byteLength);
+    this.release();
+  }
+
+  /** The driver's high marks begin anew with each change, so that they can be added to what is virtual meanwhile. */
+  #countVirtual(byteLength: number): void {
+    const { reservedHighBytes, usedHighBytes } = this.usage();
+    this.#virtualHigh = { reserved: reservedHighBytes, used: usedHighBytes };
+    const { driver } = this.context;
+    for (const mark of [CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, CU_MEMPOOL_ATTR_USED_MEM_HIGH]) {
+      check(driver.memPoolSetAttribute(this.handle, mark, 0n), "cuMemPoolSetAttribute", this);
+    }
+    this.#virtualBytes += byteLength;
+  }
+
+  /** Throws OutOfMemoryError when the driver, which knows nothing of virtual memory, would pass `maxBytes`. */
+  checkRoom(byteLength: number): void {
+    if (this.#limit === 0 || (this.#virtualBytes === 0 && byteLength <= MAX_POOL_ALLOCATION_BYTES)) return;
+    const { usedBytes } = this.usage();
+    if (usedBytes + byteLength <= this.#limit) return;
+    throw new OutOfMemoryError(
+      `Cannot allocate ${byteLength} bytes from ${this}: ${usedBytes} bytes are in use and maxBytes allows ${this.#limit}`,
+      { code: CUDA_ERROR_OUT_OF_MEMORY, resultName: resultName(CUDA_ERROR_OUT_OF_MEMORY), call: "cuMemCreate" },
+    );
+  }
+
+  usage(): PoolUsage {
+    const virtual = this.#virtualBytes;
+    const high = this.#virtualHigh;
+    return {
+      reservedBytes: this.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) + virtual,
+      usedBytes: this.attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT) + virtual,
+      reservedHighBytes: Math.max(high.reserved, this.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) + virtual),
+      usedHighBytes: Math.max(high.used, this.attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH) + virtual),
+    };
+  }
+
+  attribute(attribute: number): number {
+    const { driver } = this.context;
+    check(driver.memPoolGetAttribute(this.handle, attribute), "cuMemPoolGetAttribute", this);
+    return driver.out.readNumber(0);
+  }
+
   hold(): void {
     this.#holders++;
   }
@@ -82,6 +202,8 @@ export class NativePool {
   release(): void {
     if (--this.#holders > 0) return;
     this.context.makeCurrent();
+    // The driver gives a later pool the same handle, and with it the access that was not revoked
+    if (this.#hasPeers) this.setPeers([]);
     const result = this.isImported ? 0 : this.context.driver.memPoolDestroy(this.handle);
     this.context.release();
     check(result, "cuMemPoolDestroy", this);

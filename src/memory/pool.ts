@@ -5,26 +5,18 @@ import { Closable } from "../closable.ts";
 import { contextOf } from "../context.ts";
 import type { Device } from "../device.ts";
 import { check } from "../driver/check.ts";
-import {
-  CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
-  CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-  CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
-  CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
-  CU_MEMPOOL_ATTR_USED_MEM_HIGH,
-} from "../driver/enums.ts";
+import { CU_MEMPOOL_ATTR_RELEASE_THRESHOLD } from "../driver/enums.ts";
 import { CUDA_ERROR_OUT_OF_MEMORY } from "../driver/results.ts";
 import { ClosedError, InvalidArgumentError, NotSupportedError, ProtocolError } from "../errors.ts";
 import { nativeStream } from "../native_stream.ts";
-import { inspectFd } from "../os/fd.ts";
 import type { CudaStream } from "../stream.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
-import { importLimitError } from "./import_limit.ts";
 import { PoolAllocation } from "./allocation.ts";
-import { AllocationHandle, driverHandle, ownDriverHandle } from "./allocation_handle.ts";
+import { type AllocationHandle, checkDriverHandle, driverHandle, ownDriverHandle } from "./allocation_handle.ts";
 import { type DeviceBuffer, wrapAllocation } from "./buffer.ts";
 import { NativePool, providePoolAccess } from "./native_pool.ts";
 import { ipcHandleType, IS_WINDOWS } from "./os_handle.ts";
-import { reap } from "./reaper.ts";
+import { pendingBytes, reap } from "./reaper.ts";
 
 /** How to make a pool. */
 export interface MemoryPoolOptions {
@@ -60,7 +52,6 @@ export interface MemoryPoolImportOptions {
 }
 
 const KEEP_ALL = 0xffff_ffff_ffff_ffffn;
-const NVIDIA_MAJOR = 195;
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
 
 const TOKEN: unique symbol = Symbol("MemoryPool");
@@ -147,12 +138,11 @@ export class MemoryPool extends Closable {
   static import(device: Device, handle: AllocationHandle, options?: MemoryPoolImportOptions): MemoryPool {
     const context = contextOf(device, "import a pool");
     const action = `import a pool on ${context}`;
-    if (!(handle instanceof AllocationHandle)) throw invalid(action, "handle", handle, "an AllocationHandle");
     const { id } = checkOptions(action, options);
     if (id !== undefined && (typeof id !== "string" || !UUID.test(id))) {
       throw invalid(action, "id", id, "the exporter's pool.id, a UUID");
     }
-    checkHandleKind(action, handle, context.driver.kind === "simulator");
+    checkDriverHandle(action, handle, context.driver.kind === "simulator");
     context.makeCurrent();
     const result = context.driver.memPoolImportFromShareableHandle(driverHandle(handle), ipcHandleType());
     check(result, "cuMemPoolImportFromShareableHandle", context);
@@ -185,9 +175,11 @@ export class MemoryPool extends Closable {
    * Allocates device memory, in order with the stream's work (`cuMemAllocFromPoolAsync`). Its contents are undefined.
    * The buffer is freed by its holder, on `stream` unless it says otherwise.
    *
+   * Above 4064 MiB in an `ipc` pool the buffer is virtual memory (`kind` is `"virtual"`, and `exportHandles` gives the
+   * handles that an importer needs): importing such an allocation of the driver's own pool would kill the importer.
+   *
    * @throws {InvalidArgumentError} when `byteLength` is not an integer from 1 on, or the stream is of another device.
    * @throws {OutOfMemoryError} when the device or `maxBytes` has no room.
-   * @throws {ImportLimitError} above 4064 MiB in an `ipc` pool: importing it would kill the importer.
    * @throws {NotSupportedError} when the pool is imported.
    */
   allocate(byteLength: number, options: { stream: CudaStream }): DeviceBuffer {
@@ -203,15 +195,19 @@ export class MemoryPool extends Closable {
     }
     if (native.isImported) throw new NotSupportedError(`Cannot allocate from ${this}: only the process that made it can`);
     if (native.isIpcEnabled && byteLength > MAX_POOL_ALLOCATION_BYTES) {
-      throw importLimitError(`allocate from ${this}`, byteLength);
+      return wrapAllocation(native.allocateVirtual(byteLength, stream), this.#device, this);
     }
+    native.checkRoom(byteLength);
     const size = toSize(byteLength);
     const { driver } = context;
     let result = driver.memAllocFromPoolAsync(size, native.handle, stream.handle);
     if (result === CUDA_ERROR_OUT_OF_MEMORY && reap() > 0) {
       result = driver.memAllocFromPoolAsync(size, native.handle, stream.handle);
     }
-    check(result, "cuMemAllocFromPoolAsync", native);
+    if (result !== 0) {
+      const inUse = `${pendingBytes()} bytes wait for their streams, ${native.leasedBytes} are leased to other processes`;
+      check(result, "cuMemAllocFromPoolAsync", `${byteLength} bytes from ${native}; ${inUse}`);
+    }
     const allocation = new PoolAllocation(native, driver.out.readAddress(0), byteLength, size, stream);
     return wrapAllocation(allocation, this.#device, this);
   }
@@ -220,20 +216,11 @@ export class MemoryPool extends Closable {
   get attributes(): MemoryPoolAttributes {
     this.checkOpen("ask for a pool's attributes");
     this.#checkOwn("ask for the attributes of");
-    const threshold = this.#attribute(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+    const threshold = this.#native.attribute(CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
     return {
-      reservedBytes: this.#attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT),
-      usedBytes: this.#attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
-      reservedHighBytes: this.#attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH),
-      usedHighBytes: this.#attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH),
+      ...this.#native.usage(),
       releaseThresholdBytes: threshold > Number.MAX_SAFE_INTEGER ? Infinity : threshold,
     };
-  }
-
-  #attribute(attribute: number): number {
-    const { driver } = this.#native.context;
-    check(driver.memPoolGetAttribute(this.#native.handle, attribute), "cuMemPoolGetAttribute", this);
-    return driver.out.readNumber(0);
   }
 
   /** Gives memory that no allocation uses back to the device, down to `minBytesToKeep` (`cuMemPoolTrimTo`). Default: 0. */
@@ -274,12 +261,4 @@ export class MemoryPool extends Closable {
   override toString(): string {
     return this.#native.toString();
   }
-}
-
-/** A pool's descriptor is a character device of the NVIDIA driver; the simulator's is shared memory. */
-function checkHandleKind(action: Text, handle: AllocationHandle, simulated: boolean): void {
-  if (IS_WINDOWS) return;
-  const { kind, deviceMajor } = inspectFd(handle.fd);
-  const fits = simulated ? kind === "regular file" : kind === "character device" && deviceMajor === NVIDIA_MAJOR;
-  if (!fits) throw new ProtocolError(`Cannot ${action}: file descriptor ${handle.fd} is a ${kind}, not a handle of the driver`);
 }

@@ -15,6 +15,7 @@ const INTERVAL_MS = 2;
 interface Pending {
   readonly isReady: () => boolean;
   readonly giveBack: () => void;
+  readonly byteLength: number;
 }
 
 const pending = new Set<Pending>();
@@ -24,14 +25,14 @@ let timer: ReturnType<typeof setTimeout> | undefined;
  * Calls `giveBack` when all work that the streams have queued by now is done: at once when they are idle. Gives a
  * function which tells whether that has happened.
  */
-export function reapAfter(streams: Iterable<NativeStream>, giveBack: () => void): () => boolean {
+export function reapAfter(streams: Iterable<NativeStream>, giveBack: () => void, byteLength = 0): () => boolean {
   const busy = [...new Set(streams)].filter((stream) => !stream.isIdle());
   const completions = busy.map((stream) => new Completion(stream));
   return reapWhen(() => {
     if (!completions.every((completion) => completion.isDone())) return false;
     for (const completion of completions.splice(0)) completion.release();
     return true;
-  }, giveBack);
+  }, giveBack, byteLength);
 }
 
 /**
@@ -42,15 +43,22 @@ export function reapWhenIdle(context: Context, giveBack: () => void): () => bool
   return reapWhen(() => context.isIdle(), giveBack);
 }
 
-function reapWhen(isReady: () => boolean, giveBack: () => void): () => boolean {
+function reapWhen(isReady: () => boolean, giveBack: () => void, byteLength = 0): () => boolean {
   if (isReady()) {
     giveBack();
     return () => true;
   }
-  const entry: Pending = { isReady, giveBack };
+  const entry: Pending = { isReady, giveBack, byteLength };
   pending.add(entry);
   schedule();
   return () => !pending.has(entry);
+}
+
+/** Bytes of memory that is given back when its streams' work is done. */
+export function pendingBytes(): number {
+  let bytes = 0;
+  for (const { byteLength } of pending) bytes += byteLength;
+  return bytes;
 }
 
 /** One pass over what is done; never waits. Gives the number of things given back. */
