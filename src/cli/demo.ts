@@ -33,7 +33,7 @@ which knows a socket's path and nothing else. The consumer maps the memory, make
 GPU and signals; the producer checks both. Ends with exit code 0 only when both directions agree.
 
   --file PATH   the file to share; default: a table of the sun's positions that comes with the demo
-  --corrupt     flip a bit in device memory after the file was hashed: the demo must fail
+  --corrupt     flip a byte in device memory after the file was hashed: the demo must fail
   --help        this text
 
 Without a GPU it runs on the simulator and says so in its first line. CUDA_IPC_DRIVER=cuda or =simulator chooses one;

@@ -17,7 +17,7 @@ import { MemoryPool } from "../../memory/pool.ts";
 import { BufferDescriptor, EventDescriptor } from "../../wire/descriptor.ts";
 import { chunkBytesFor } from "./input.ts";
 import { Peer } from "./peer.ts";
-import { formatBytes, type Report, runSide, Stopwatch } from "./report.ts";
+import { formatBytes, hex, type Report, runSide, Stopwatch } from "./report.ts";
 import { type Message, readMark, Wire } from "./wire.ts";
 
 async function consume(socket: string, report: Report): Promise<boolean> {
@@ -41,17 +41,18 @@ async function work({ fields, fds }: Message, wire: Wire, peer: Peer, report: Re
   const mapping = new Stopwatch();
   using pool = MemoryPool.import(device, handle, { id: descriptor.poolId ?? undefined });
   await using buffer = DeviceBuffer.import(pool, descriptor, { stream });
-  report.line(`mapped the same memory at 0x${buffer.address.toString(16)} in ${mapping}: nothing was copied`);
+  report.line(`mapped the same memory at ${hex(buffer.address)} in ${mapping}: nothing was copied`);
   using loaded = CudaEvent.import(device, EventDescriptor.fromJSON(fields.loaded));
   await loaded.finished({ signal: peer.exit });
 
   const digest = await hashBuffer(buffer, peer.exit, report);
   const { byteOffset, byteLength, value } = readMark(fields.mark);
+  const filling = new Stopwatch();
   buffer.subarray(byteOffset, byteOffset + byteLength).fill(value, { stream });
   using filled = stream.record({ ipc: true });
   await wire.send("result", { digest, filled: filled.ipcDescriptor });
   await filled.finished({ signal: peer.exit });
-  report.line(`filled ${byteLength} bytes from byte ${byteOffset} on with 0x${value.toString(16)}, on the GPU`);
+  report.line(`filled ${byteLength} bytes from byte ${byteOffset} on with ${hex(value)}, on the GPU (${filling})`);
 
   const verdict = await wire.receive("verdict", peer);
   return verdict.fields.agreed === true;

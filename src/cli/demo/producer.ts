@@ -17,7 +17,7 @@ import type { CudaStream } from "../../stream.ts";
 import { EventDescriptor } from "../../wire/descriptor.ts";
 import { InputFile } from "./input.ts";
 import { Peer } from "./peer.ts";
-import { formatBytes, type Report, runSide, Stopwatch } from "./report.ts";
+import { formatBytes, hex, type Report, runSide, Stopwatch } from "./report.ts";
 import { type Mark, Wire } from "./wire.ts";
 
 const MAX_MARK_BYTES = 1024 * 1024;
@@ -83,7 +83,7 @@ function allocate(pool: MemoryPool, input: InputFile, stream: CudaStream): Devic
 
 /** Gives the digest of the file's bytes, as they were read from the file. */
 async function load(input: InputFile, buffer: DeviceBuffer, signal: AbortSignal, report: Report): Promise<string> {
-  report.line(`loads ${formatBytes(input.byteLength)} of ${input.path} into device memory at 0x${buffer.address.toString(16)}`);
+  report.line(`loads ${formatBytes(input.byteLength)} of ${input.path} into device memory at ${hex(buffer.address)}`);
   const loading = new Stopwatch();
   const progress = report.progress("loaded", input.byteLength);
   const hash = createHash("sha256");
@@ -104,8 +104,8 @@ async function load(input: InputFile, buffer: DeviceBuffer, signal: AbortSignal,
 
 async function flipByte(buffer: DeviceBuffer, byteOffset: number, report: Report): Promise<void> {
   const [byte] = await buffer.read({ byteOffset, byteLength: 1 });
-  await buffer.write(Uint8Array.of(byte ^ 1), { byteOffset });
-  report.line(`flipped a bit of byte ${byteOffset} in device memory, as --corrupt asks`);
+  await buffer.write(Uint8Array.of(byte ^ 0xff), { byteOffset });
+  report.line(`flipped byte ${byteOffset} in device memory from ${hex(byte)} to ${hex(byte ^ 0xff)}, as --corrupt asks`);
 }
 
 /** The range that the consumer shall fill, with a value that its first byte does not have. */
@@ -124,8 +124,8 @@ async function checkMark(buffer: DeviceBuffer, mark: Mark, signal: AbortSignal, 
   const range = `the marked range, ${byteLength} bytes from byte ${byteOffset} on`;
   report.line(
     wrong < 0
-      ? `read back ${range}: every byte is 0x${value.toString(16)} (${reading})`
-      : `read back ${range}: byte ${byteOffset + wrong} is 0x${bytes[wrong].toString(16)}, expected 0x${value.toString(16)}`,
+      ? `read back ${range}: every byte is ${hex(value)} (${reading})`
+      : `read back ${range}: byte ${byteOffset + wrong} is ${hex(bytes[wrong])}, expected ${hex(value)}`,
   );
   return wrong < 0;
 }

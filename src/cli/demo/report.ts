@@ -47,11 +47,12 @@ export class Report {
   }
 }
 
-/** The message of an error that is told to users; the stack of one that is a defect of this program. */
+/** Class and message of an error that is told to users; the stack of one that is a defect of this program. */
 export function errorText(error: unknown): string {
+  if (error instanceof CudaIpcError) return `${error.name}: ${error.message}`;
   if (!(error instanceof Error)) return String(error);
   const isUsage = String((error as NodeJS.ErrnoException).code).startsWith("ERR_PARSE_ARGS");
-  return error instanceof CudaIpcError || isUsage ? error.message : error.stack ?? error.message;
+  return isUsage ? error.message : error.stack ?? error.message;
 }
 
 export function deviceText(device: Device): string {
@@ -66,6 +67,11 @@ export function formatBytes(bytes: number): string {
 function shortBytes(bytes: number): string {
   const unit = Math.min(UNITS.length - 1, Math.floor(Math.log2(Math.max(1, bytes)) / 10));
   return `${unit === 0 ? bytes : (bytes / 1024 ** unit).toFixed(1)} ${UNITS[unit]}`;
+}
+
+/** A byte or an address. */
+export function hex(value: number | bigint): string {
+  return `0x${value.toString(16).padStart(2, "0")}`;
 }
 
 /** Measures from its making. */
