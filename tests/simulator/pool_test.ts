@@ -1,0 +1,253 @@
+/** Memory pools of the simulator: the rows "Pools (exporter)" and "Pools (importer)" of docs/driver-behaviour.md. */
+import { test } from "node:test";
+import { assert, assertEquals, assertNotEquals } from "@std/assert";
+import { createSimulator } from "../../src/driver/simulator/mod.ts";
+import { discardFds } from "../../src/os/fd.ts";
+import { currentRuntime, otherRuntime, skipWithout } from "../helpers/runtimes.ts";
+import { Peer } from "./peer.ts";
+import { address, bytes, LocalSession, size, u64 } from "./session.ts";
+
+const MiB = 2 ** 20;
+const RESERVED = 5;
+const USED = 7;
+const THRESHOLD = 4;
+const skip = skipWithout(otherRuntime);
+
+function openLocal(): LocalSession {
+  const driver = createSimulator();
+  driver.init(0);
+  return new LocalSession(driver);
+}
+
+async function attribute(session: LocalSession, pool: bigint, which: number): Promise<number> {
+  return (await session.do("memPoolGetAttribute", address(pool), which)).number();
+}
+
+test("a pool's pointer cannot be exported before the pool, nor without a handle type, nor from its middle", async () => {
+  const local = openLocal();
+  const stream = await local.start();
+  const pool = await local.createPool();
+  const pointer = await local.allocate(pool, MiB, stream);
+  assertEquals(await local.code("memPoolExportPointer", address(pointer)), 1);
+  const fd = await local.exportPool(pool);
+  const first = (await local.do("memPoolExportPointer", address(pointer))).opaque;
+  const second = (await local.do("memPoolExportPointer", address(pointer))).opaque;
+  assertEquals(first, second);
+  assertEquals(await local.code("memPoolExportPointer", address(pointer + 256n)), 1);
+  const another = await local.exportPool(pool);
+  assertNotEquals(another, fd);
+  assertEquals((await local.do("isCloseOnExec", fd)).number(), 0);
+
+  const privatePool = await local.createPool({ handleTypes: 0 });
+  const own = await local.allocate(privatePool, MiB, stream);
+  assertEquals(await local.code("memPoolExportToShareableHandle", address(privatePool), 1), 1);
+  assertEquals(await local.code("memPoolExportPointer", address(own)), 1);
+
+  const view = new DataView(first.buffer, first.byteOffset);
+  assertEquals(view.getBigUint64(32, true), BigInt(MiB));
+  assertEquals(view.getBigUint64(24, true), 0n);
+  discardFds(fd, another);
+  for (const [p, owner] of [[pointer, pool], [own, privatePool]]) {
+    await local.do("memFreeAsync", address(p), address(stream));
+    await local.do("streamSynchronize", address(stream));
+    await local.do("memPoolDestroy", address(owner));
+  }
+});
+
+test("maxSize is rounded up to 32 MiB and 0 is no limit", async () => {
+  const local = openLocal();
+  const stream = await local.start();
+  for (const [maxSize, fits] of [[1, 32], [MiB, 32], [33 * MiB, 64]]) {
+    const pool = await local.createPool({ maxSize });
+    const pointers: bigint[] = [];
+    for (let mib = 0; mib < fits; mib++) pointers.push(await local.allocate(pool, MiB, stream));
+    assertEquals(await local.code("memAllocFromPoolAsync", size(MiB), address(pool), address(stream)), 2, `${maxSize}`);
+    for (const pointer of pointers) await local.do("memFreeAsync", address(pointer), address(stream));
+    await local.do("memPoolDestroy", address(pool));
+  }
+  const unlimited = await local.createPool({ maxSize: 0 });
+  const pointer = await local.allocate(unlimited, 1024 * MiB, stream);
+  await local.do("memFree", address(pointer));
+  await local.do("memPoolDestroy", address(unlimited));
+});
+
+test("attributes count what is reserved and used, and a synchronization gives back what is above the threshold", async () => {
+  const local = openLocal();
+  const stream = await local.start();
+  const before = await local.freeBytes();
+  const pool = await local.createPool();
+  for (const [which, value] of [[1, 1], [2, 1], [3, 1], [4, 0], [5, 0], [6, 0], [7, 0], [8, 0]]) {
+    assertEquals(await attribute(local, pool, which), value, `attribute ${which}`);
+  }
+  assertEquals((await local.do("memAllocFromPoolAsync", size(0), address(pool), address(stream))).address, 0n);
+  await local.do("memFreeAsync", address(0n), address(stream));
+  assertEquals(await attribute(local, pool, RESERVED), 0);
+
+  const pointer = await local.allocate(pool, 1, stream);
+  assertEquals(pointer % 512n, 0n);
+  assertEquals(await attribute(local, pool, RESERVED), 32 * MiB);
+  assertEquals(await local.freeBytes(), before - 32 * MiB);
+  await local.do("memFreeAsync", address(pointer), address(stream));
+  assertEquals(await attribute(local, pool, RESERVED), 32 * MiB);
+  await local.do("streamSynchronize", address(stream));
+  assertEquals(await attribute(local, pool, RESERVED), 0);
+  assertEquals(await attribute(local, pool, USED), 0);
+
+  await local.do("memPoolSetAttribute", address(pool), THRESHOLD, u64(2n ** 64n - 1n));
+  assertEquals((await local.do("memPoolGetAttribute", address(pool), THRESHOLD)).address, 2n ** 64n - 1n);
+  await local.do("memFreeAsync", address(await local.allocate(pool, 40 * MiB, stream)), address(stream));
+  await local.do("streamSynchronize", address(stream));
+  assertEquals(await attribute(local, pool, RESERVED), 64 * MiB);
+  await local.do("memPoolTrimTo", address(pool), size(0));
+  assertEquals(await attribute(local, pool, RESERVED), 0);
+  await local.do("memPoolDestroy", address(pool));
+  assertEquals(await local.freeBytes(), before);
+});
+
+test("a destroyed pool's live allocation stays readable and can be freed", async () => {
+  const local = openLocal();
+  const stream = await local.start();
+  const before = await local.freeBytes();
+  const pool = await local.createPool();
+  const pointer = await local.allocate(pool, 4096, stream);
+  await local.fill(pointer, 9, 4096, stream);
+  await local.do("memPoolDestroy", address(pool));
+  assert(await local.isFilled(pointer, 9, 4096, stream));
+  assertEquals(await local.code("memAllocFromPoolAsync", size(1), address(pool), address(stream)), 1);
+  await local.do("memFreeAsync", address(pointer), address(stream));
+  await local.do("streamSynchronize", address(stream));
+  assertEquals(await local.freeBytes(), before);
+});
+
+test("host pools: HOST_NUMA can be shared, HOST cannot", async () => {
+  const local = openLocal();
+  const shared = await local.createPool({ locationType: 3, locationId: 0 });
+  assertEquals(await local.code("memPoolCreate", { allocType: 1, handleTypes: 1, locationType: 2, locationId: 0 }), 1);
+  const unshared = await local.createPool({ locationType: 2, handleTypes: 0 });
+  for (const pool of [shared, unshared]) await local.do("memPoolDestroy", address(pool));
+});
+
+test("bad descriptors are refused with the driver's codes", async () => {
+  const local = openLocal();
+  assertEquals(await local.code("memPoolImportFromShareableHandle", address(0n), 1), 1);
+  assertEquals(await local.code("memPoolImportFromShareableHandle", address(54321n), 1), 999);
+  const foreign = (await local.do("createSharedMemory", 65536)).number();
+  assertEquals(await local.code("memPoolImportFromShareableHandle", address(BigInt(foreign)), 1), 999);
+  discardFds(foreign);
+});
+
+test("in the exporting process an import is an alias at another address", async () => {
+  const local = openLocal();
+  const stream = await local.start();
+  const pool = await local.createPool();
+  const pointer = await local.allocate(pool, 4096, stream);
+  await local.fill(pointer, 3, 4096, stream);
+  const fd = await local.exportPool(pool);
+  const imported = (await local.do("memPoolImportFromShareableHandle", address(BigInt(fd)), 1)).address;
+  const again = (await local.do("memPoolImportFromShareableHandle", address(BigInt(fd)), 1)).address;
+  assertNotEquals(imported, pool);
+  assertEquals(again, imported);
+  discardFds(fd);
+  const data = (await local.do("memPoolExportPointer", address(pointer))).opaque;
+  const alias = (await local.do("memPoolImportPointer", address(imported), bytes(data))).address;
+  assertNotEquals(alias, pointer);
+  assert(await local.isFilled(alias, 3, 4096, stream));
+  await local.do("memFree", address(alias));
+  assert(await local.isFilled(pointer, 3, 4096, stream));
+  await local.do("memFree", address(pointer));
+  await local.do("memPoolDestroy", address(pool));
+});
+
+for (const runtime of [currentRuntime, otherRuntime]) {
+  test(`an importer in ${runtime}: data, double imports, stale imports, refusals`, { skip }, async () => {
+    const local = openLocal();
+    const stream = await local.start();
+    const pool = await local.createPool();
+    const pointer = await local.allocate(pool, MiB, stream);
+    await local.fill(pointer, 1, MiB, stream);
+    const fd = await local.exportPool(pool);
+    const data = (await local.do("memPoolExportPointer", address(pointer))).opaque;
+
+    await using peer = await Peer.start(runtime);
+    const peerStream = await peer.start();
+    const peerFd = await peer.sendFd(fd);
+    const imported = (await peer.do("memPoolImportFromShareableHandle", address(BigInt(peerFd)), 1)).address;
+    await peer.do("closeFd", peerFd);
+    discardFds(fd);
+    assertEquals((await peer.do("memPoolGetAccess", address(imported), { type: 1, id: 0 })).i32, 3);
+
+    // data both ways
+    const mapped = (await peer.do("memPoolImportPointer", address(imported), bytes(data))).address;
+    const range = await peer.do("memGetAddressRange", address(mapped));
+    assertEquals([range.address, range.number(8)], [mapped, MiB]);
+    assert(await peer.isFilled(mapped, 1, MiB, peerStream));
+    await peer.fill(mapped, 2, MiB, peerStream);
+    await peer.do("streamSynchronize", address(peerStream));
+    assert(await local.isFilled(pointer, 2, MiB, stream));
+
+    // what an imported pool cannot do
+    assertEquals(await peer.code("memAllocFromPoolAsync", size(1), address(imported), address(peerStream)), 1);
+    assertEquals(await peer.code("memPoolGetAttribute", address(imported), USED), 1);
+    assertEquals(await peer.code("memPoolSetAttribute", address(imported), THRESHOLD, u64(0n)), 1);
+    assertEquals(await peer.code("memPoolTrimTo", address(imported), size(0)), 1);
+    assertEquals(await peer.code("memPoolExportToShareableHandle", address(imported), 1), 1);
+    assertEquals(await peer.code("memPoolExportPointer", address(mapped)), 1);
+    assertEquals(await peer.code("memPoolDestroy", address(imported)), 1);
+    assertEquals(await peer.code("memPoolImportPointer", address(imported), bytes(new Uint8Array(64).fill(0xa5))), 1);
+
+    // two imports are one mapping
+    assertEquals((await peer.do("memPoolImportPointer", address(imported), bytes(data))).address, mapped);
+    await peer.do("memFreeAsync", address(mapped), address(peerStream));
+    assertEquals(await peer.code("memFreeAsync", address(mapped), address(peerStream)), 1);
+    assertEquals(await peer.code("memsetD8Async", address(mapped), 0, size(1), address(peerStream)), 1);
+
+    // a freed pointer can be imported: it shows the next owner's bytes, at the same address as its own import
+    await local.do("memFreeAsync", address(pointer), address(stream));
+    const next = await local.allocate(pool, MiB, stream);
+    assertEquals(next, pointer);
+    await local.fill(next, 7, MiB, stream);
+    await local.do("streamSynchronize", address(stream));
+    const stale = (await peer.do("memPoolImportPointer", address(imported), bytes(data))).address;
+    assert(await peer.isFilled(stale, 7, MiB, peerStream));
+    const nextData = (await local.do("memPoolExportPointer", address(next))).opaque;
+    assertNotEquals(nextData, data);
+    assertEquals((await peer.do("memPoolImportPointer", address(imported), bytes(nextData))).address, stale);
+
+    await local.do("memFree", address(next));
+    await local.do("memPoolDestroy", address(pool));
+  });
+
+  test(`memory is in use until the last of exporter and importer (${runtime}) is gone, also by death`, { skip }, async () => {
+    const local = openLocal();
+    const stream = await local.start();
+    const before = await local.freeBytes();
+    const exporter = await Peer.start(runtime);
+    const exporterStream = await exporter.start();
+    const pool = await exporter.createPool();
+    const pointer = await exporter.allocate(pool, 40 * MiB, exporterStream);
+    const second = await exporter.allocate(pool, MiB, exporterStream);
+    await exporter.fill(pointer, 5, 40 * MiB, exporterStream);
+    await exporter.fill(second, 6, MiB, exporterStream);
+    assertEquals(await local.freeBytes(), before - 64 * MiB);
+
+    // the descriptor comes the other way: out of /proc, since the harness sends only to peers
+    const importer = await Peer.start(currentRuntime);
+    const importerStream = await importer.start();
+    const fd = await importer.do("openFdOf", exporter.process.pid, await exporter.exportPool(pool));
+    const imported = (await importer.do("memPoolImportFromShareableHandle", address(BigInt(fd.number())), 1)).address;
+    const data = (await exporter.do("memPoolExportPointer", address(pointer))).opaque;
+    const secondData = (await exporter.do("memPoolExportPointer", address(second))).opaque;
+    const mapped = (await importer.do("memPoolImportPointer", address(imported), bytes(data))).address;
+    await importer.do("closeFd", fd.number());
+
+    await exporter.kill();
+    assertEquals(await local.freeBytes(), before - 64 * MiB);
+    assert(await importer.isFilled(mapped, 5, 40 * MiB, importerStream));
+    const mappedSecond = (await importer.do("memPoolImportPointer", address(imported), bytes(secondData))).address;
+    assert(await importer.isFilled(mappedSecond, 6, MiB, importerStream));
+    await importer.do("memFree", address(mapped));
+    await importer.kill();
+    assertEquals(await local.freeBytes(), before);
+    await local.do("streamDestroy", address(stream));
+  });
+}
