@@ -64,15 +64,18 @@ export abstract class Allocation {
       (this.#behind ??= []).push(stream);
       return;
     }
+    // Freed on a stream of its own device, even when the last user's belongs to another one
+    const last = stream.context === this.context ? stream : this.stream;
+    if (last !== stream) stream.context.orderStreams(stream.handle, last.handle);
     if (this.#behind !== undefined) {
       for (const earlier of this.#behind) {
-        if (earlier !== stream) this.context.orderStreams(earlier.handle, stream.handle);
+        if (earlier !== last) earlier.context.orderStreams(earlier.handle, last.handle);
         earlier.release();
       }
     }
     try {
-      this.#beforeGiveBack?.(stream);
-      this.#isGone = this.giveBack(stream);
+      this.#beforeGiveBack?.(last);
+      this.#isGone = this.giveBack(last);
     } finally {
       this.stream.release();
     }

@@ -1,8 +1,8 @@
 /** The handle of a pool or of virtual memory, as the operating system knows it. */
 import { type Address, addressFromNumber } from "../../ffi/mod.ts";
-import { checkInteger } from "../arguments.ts";
+import { checkInteger, invalid, type Text } from "../arguments.ts";
 import { Closable } from "../closable.ts";
-import { InvalidArgumentError } from "../errors.ts";
+import { InvalidArgumentError, ProtocolError } from "../errors.ts";
 import { inspectFd, setCloseOnExec } from "../os/fd.ts";
 import { closeOsHandle, IS_WINDOWS } from "./os_handle.ts";
 
@@ -83,7 +83,7 @@ export class AllocationHandle extends Closable {
 }
 
 /** Owns a handle that the driver has just given; marks it close-on-exec, which the driver does not do for pools. */
-export function ownDriverHandle(fd: number, poolId: string): AllocationHandle {
+export function ownDriverHandle(fd: number, poolId?: string): AllocationHandle {
   const handle = adoptFd(fd, poolId);
   try {
     if (!IS_WINDOWS) setCloseOnExec(fd);
@@ -97,4 +97,15 @@ export function ownDriverHandle(fd: number, poolId: string): AllocationHandle {
 /** The handle as the driver's import functions take it. */
 export function driverHandle(handle: AllocationHandle): Address {
   return addressFromNumber(handle.fd);
+}
+
+const NVIDIA_MAJOR = 195;
+
+/** Refuses a descriptor that cannot be the driver's: a character device of NVIDIA's, or the simulator's shared memory. */
+export function checkDriverHandle(action: Text, handle: unknown, simulated: boolean): asserts handle is AllocationHandle {
+  if (!(handle instanceof AllocationHandle)) throw invalid(action, "handle", handle, "an AllocationHandle");
+  if (IS_WINDOWS) return;
+  const { kind, deviceMajor } = inspectFd(handle.fd);
+  const fits = simulated ? kind === "regular file" : kind === "character device" && deviceMajor === NVIDIA_MAJOR;
+  if (!fits) throw new ProtocolError(`Cannot ${action}: file descriptor ${handle.fd} is a ${kind}, not a handle of the driver`);
 }

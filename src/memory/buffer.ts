@@ -2,10 +2,11 @@
 import { addOffset, type Address, addressToBigInt, type Size, toSize } from "../../ffi/mod.ts";
 import { Action, checkBytes, checkInteger, checkOptions, checkSignal, invalid, type Text } from "../arguments.ts";
 import { Closable, type WaitOptions } from "../closable.ts";
-import type { Device } from "../device.ts";
+import { type Context, contextOf } from "../context.ts";
+import { Device } from "../device.ts";
 import { check } from "../driver/check.ts";
-import { ClosedError, DeviceNotVisibleError, InvalidArgumentError, SameProcessError } from "../errors.ts";
-import { type NativeStream, nativeStream } from "../native_stream.ts";
+import { ClosedError, DeviceNotVisibleError, InvalidArgumentError, NotSupportedError, SameProcessError } from "../errors.ts";
+import { NativeStream, nativeStream } from "../native_stream.ts";
 import { ownIdentity } from "../os/process.ts";
 import { ImportedMapping } from "../share/import_registry.ts";
 import type { CudaStream } from "../stream.ts";
@@ -20,6 +21,7 @@ import { nativePool } from "./native_pool.ts";
 import type { MemoryPool } from "./pool.ts";
 import { reaped } from "./reaper.ts";
 import { copyFromDevice, copyFromDeviceSync, copyToDevice, copyToDeviceSync } from "./staging.ts";
+import { VirtualAllocation } from "./virtual_allocation.ts";
 
 /** Where work on a buffer is queued. */
 export interface StreamOption {
@@ -66,6 +68,15 @@ interface Range {
 
 let allocationIn: (buffer: DeviceBuffer) => Allocation;
 let make: (allocation: Allocation, device: Device, pool: MemoryPool | null, range: Range) => DeviceBuffer;
+
+/** What is behind a usable buffer: its allocation, and where it begins in it. */
+interface BufferParts {
+  readonly allocation: Allocation;
+  readonly device: Device;
+  readonly byteOffset: number;
+}
+
+let access: (value: unknown, action: Text) => BufferParts;
 
 /**
  * A range of GPU memory, of this process or mapped from another one. It belongs to its holder, who frees it; a
@@ -128,6 +139,13 @@ export class DeviceBuffer extends Closable {
 
   static {
     allocationIn = (buffer) => buffer.#allocation;
+    access = (value, action) => {
+      if (typeof value !== "object" || value === null || !(#allocation in value)) {
+        throw invalid(action, "buffer", value, "a DeviceBuffer");
+      }
+      value.#checkUsable(action);
+      return { allocation: value.#allocation, device: value.#device, byteOffset: value.#byteOffset };
+    };
     make = (allocation, device, pool, range) => new DeviceBuffer(TOKEN, allocation, device, pool, range);
   }
 
@@ -154,7 +172,15 @@ export class DeviceBuffer extends Closable {
         `Cannot ${action}: the stream belongs to ${stream.context}. Use a stream of the pool's device`,
       );
     }
-    if (descriptor.memoryKind !== "pool") throw invalid(action, "descriptor.memoryKind", descriptor.memoryKind, '"pool"');
+    if (descriptor.memoryKind === "virtual" && native.isImported) {
+      throw new InvalidArgumentError(
+        `Cannot ${action}: its memory is virtual, which a pool's handle does not open. Use DeviceBuffer.importVirtual ` +
+          `with what the exporter's buffer.exportHandles() gave`,
+      );
+    }
+    if (descriptor.memoryKind !== "pool" && descriptor.memoryKind !== "virtual") {
+      throw invalid(action, "descriptor.memoryKind", descriptor.memoryKind, '"pool"');
+    }
     if (descriptor.deviceUuid !== pool.device.uuid) {
       throw new DeviceNotVisibleError(
         `Cannot ${action}: its memory is on ${descriptor.deviceUuid}, the pool's on ${pool.device.uuid}`,
@@ -163,7 +189,7 @@ export class DeviceBuffer extends Closable {
     if (native.id !== "" && descriptor.poolId !== null && descriptor.poolId !== native.id) {
       throw invalid(action, "descriptor.poolId", descriptor.poolId, `the pool's id ${native.id}`);
     }
-    if (descriptor.allocationByteLength > MAX_POOL_ALLOCATION_BYTES) {
+    if (descriptor.memoryKind === "pool" && descriptor.allocationByteLength > MAX_POOL_ALLOCATION_BYTES) {
       throw importLimitError(action, descriptor.allocationByteLength);
     }
     let allocation: Allocation;
@@ -188,6 +214,39 @@ export class DeviceBuffer extends Closable {
       allocation = original;
     }
     return make(allocation, pool.device, pool, descriptor);
+  }
+
+  /**
+   * Maps another process's virtual memory by the handles of its chunks (`cuMemImportFromShareableHandle`), which the
+   * exporter's `buffer.exportHandles` gave, in their order; or by fabric handles of 64 bytes. They stay the caller's and
+   * may be closed right after. In the exporter's own process it gives an alias at another address. The memory lives
+   * until its last mapping goes, whoever has it.
+   *
+   * @param device the device whose streams use it; another one than the memory's must have access to that one.
+   * @throws {DeviceNotVisibleError} when this process does not see the memory's device.
+   * @throws {NotSupportedError} when `device` cannot reach it.
+   * @throws {ProtocolError} when a handle is not the driver's.
+   */
+  static importVirtual(
+    device: Device,
+    descriptor: BufferDescriptor,
+    handles: readonly (AllocationHandle | Uint8Array)[],
+    options?: StreamOption,
+  ): DeviceBuffer {
+    const context = contextOf(device, "import virtual memory");
+    const action = `import virtual memory on ${context}`;
+    if (!(descriptor instanceof BufferDescriptor)) throw invalid(action, "descriptor", descriptor, "a BufferDescriptor");
+    const { memoryKind, deviceUuid } = descriptor;
+    if (memoryKind !== "virtual") throw invalid(action, "descriptor.memoryKind", memoryKind, '"virtual"');
+    if (!Array.isArray(handles)) throw invalid(action, "handles", handles, "an array of AllocationHandles");
+    if (deviceUuid !== device.uuid) checkReach(action, device, context, deviceUuid);
+    const allocation = withStream(
+      context,
+      checkOptions(action, options).stream,
+      action,
+      (stream) => VirtualAllocation.import(context, descriptor, handles, stream, action),
+    );
+    return make(allocation, device, null, descriptor);
   }
 
   /** Its length in bytes. */
@@ -491,6 +550,44 @@ function newArray(action: Text, byteLength: number): Uint8Array {
       cause,
     });
   }
+}
+
+/** Throws unless the device can use the memory of the one with that UUID. */
+function checkReach(action: Text, device: Device, { driver }: Context, ownerUuid: string): void {
+  const owner = Device.list({ driver }).find(({ uuid }) => uuid === ownerUuid);
+  if (owner === undefined) {
+    throw new DeviceNotVisibleError(
+      `Cannot ${action}: its memory is on ${ownerUuid}, which this process does not see. Check CUDA_VISIBLE_DEVICES`,
+    );
+  }
+  if (!device.canAccessPeer(owner)) {
+    throw new NotSupportedError(`Cannot ${action}: its memory is on ${owner}, which this device cannot reach`);
+  }
+}
+
+/** Calls `body` with the given stream of the device, or with a new one, which lives as long as `body`'s result holds it. */
+export function withStream<T>(
+  context: Context,
+  given: CudaStream | undefined,
+  action: Text,
+  body: (stream: NativeStream) => T,
+): T {
+  if (given !== undefined) {
+    const stream = nativeStream(given, action);
+    if (stream.context === context) return body(stream);
+    throw new InvalidArgumentError(`Cannot ${action}: the stream belongs to ${stream.context}. Use a stream of ${context}`);
+  }
+  const stream = NativeStream.create(context, true, 0);
+  try {
+    return body(stream);
+  } finally {
+    stream.release();
+  }
+}
+
+/** Gives what is behind an open DeviceBuffer, else throws InvalidArgumentError or ClosedError. */
+export function bufferParts(value: unknown, action: Text): BufferParts {
+  return access(value, action);
 }
 
 /** Makes the buffer that owns a whole allocation. */

@@ -1,7 +1,7 @@
 /** The driver's memory pool behind a MemoryPool: counted, since allocations outlive the object that the user closed. */
 import type { Text } from "../arguments.ts";
 import { type Address, toSize } from "../../ffi/mod.ts";
-import { type Context, visibleContexts } from "../context.ts";
+import type { Context } from "../context.ts";
 import { check, resultName } from "../driver/check.ts";
 import {
   CU_MEM_ACCESS_FLAGS_PROT_NONE,
@@ -16,22 +16,13 @@ import {
 } from "../driver/enums.ts";
 import { CUDA_ERROR_OUT_OF_MEMORY } from "../driver/results.ts";
 import { OutOfMemoryError } from "../errors.ts";
-import type { NativeStream } from "../native_stream.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import type { Allocation } from "./allocation.ts";
-import { VirtualAllocation } from "./virtual_allocation.ts";
+import type { VirtualAllocation } from "./virtual_allocation.ts";
 import { closeOsHandle, ipcHandleType, readOsHandle, securityAttributes } from "./os_handle.ts";
 
 /** The driver rounds a pool's size up to multiples of this. */
 const LIMIT_STEP_BYTES = 32 * 1024 * 1024;
-
-/** What a pool holds, in bytes, virtual memory included. */
-export interface PoolUsage {
-  readonly reservedBytes: number;
-  readonly usedBytes: number;
-  readonly reservedHighBytes: number;
-  readonly usedHighBytes: number;
-}
 
 export class NativePool {
   readonly context: Context;
@@ -59,7 +50,7 @@ export class NativePool {
     this.id = kind.id;
     this.isIpcEnabled = kind.ipc;
     this.isImported = kind.imported;
-    this.#limit = roundUp(kind.maxBytes ?? 0, LIMIT_STEP_BYTES);
+    this.#limit = Math.ceil((kind.maxBytes ?? 0) / LIMIT_STEP_BYTES) * LIMIT_STEP_BYTES;
     context.hold();
   }
 
@@ -97,49 +88,44 @@ export class NativePool {
 
   /** Whether streams of that device may use the memory: asked of the driver, since others of the process may change it. */
   isAccessibleFrom(context: Context): boolean {
-    if (context === this.context) return true;
-    const { driver } = this.context;
-    if (context.driver !== driver) return false;
-    const location = { type: CU_MEM_LOCATION_TYPE_DEVICE, id: context.ordinal };
-    check(driver.memPoolGetAccess(this.handle, location), "cuMemPoolGetAccess", this);
-    return driver.out.readU32(0) === CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return context === this.context || (context.driver === this.context.driver && this.#hasAccess(context.ordinal));
   }
 
   /**
    * Lets streams of exactly these devices, beside the pool's own, use its memory (`cuMemPoolSetAccess`). The driver
    * refuses a list that names the owner as a whole, so there is one call for each device.
    */
-  setPeers(peers: readonly Context[]): void {
-    this.#hasPeers = true;
-    for (const peer of visibleContexts(this.context)) this.#setAccess(peer, peers.includes(peer));
-  }
-
-  #setAccess(peer: Context, allowed: boolean): void {
-    if (this.isAccessibleFrom(peer) === allowed) return; // a change takes up to seconds
-    const flags = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    const access = { locationType: CU_MEM_LOCATION_TYPE_DEVICE, locationId: peer.ordinal, flags };
-    check(this.context.driver.memPoolSetAccess(this.handle, [access]), "cuMemPoolSetAccess", this);
-    for (const { range } of this.#virtual) range.setAccess([peer], allowed);
-  }
-
-  /** The devices, beside the pool's own, whose streams may use its memory. */
-  peers(): Context[] {
-    return visibleContexts(this.context).filter((peer) => this.isAccessibleFrom(peer));
-  }
-
-  /** Allocates virtual memory that counts as the pool's. */
-  allocateVirtual(byteLength: number, stream: NativeStream): VirtualAllocation {
-    this.checkRoom(byteLength);
-    const users = [this.context, ...this.peers()];
-    const create = () => VirtualAllocation.create(this.context, byteLength, stream, ipcHandleType(), users, this);
-    try {
-      return create();
-    } catch (error) {
-      if (!(error instanceof OutOfMemoryError)) throw error;
-      // What the pool keeps for later allocations stands in the way of this one
-      check(this.context.driver.memPoolTrimTo(this.handle, toSize(0)), "cuMemPoolTrimTo", this);
-      return create();
+  setPeers(ordinals: readonly number[]): void {
+    for (const ordinal of this.#otherDevices()) {
+      const allowed = ordinals.includes(ordinal);
+      if (this.#hasAccess(ordinal) === allowed) continue; // a change takes up to seconds
+      this.#hasPeers = true;
+      check(this.#setAccess(ordinal, allowed), "cuMemPoolSetAccess", this);
+      for (const { range } of this.#virtual) range.setAccess([ordinal], allowed);
     }
+  }
+
+  #setAccess(ordinal: number, allowed: boolean): number {
+    const flags = allowed ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    const access = { locationType: CU_MEM_LOCATION_TYPE_DEVICE, locationId: ordinal, flags };
+    return this.context.driver.memPoolSetAccess(this.handle, [access]);
+  }
+
+  /** The devices, beside the pool's own, whose streams may use its memory: as the driver says. */
+  peers(): number[] {
+    return this.#otherDevices().filter((ordinal) => this.#hasAccess(ordinal));
+  }
+
+  #otherDevices(): number[] {
+    const { driver, ordinal: own } = this.context;
+    check(driver.deviceGetCount(), "cuDeviceGetCount", this);
+    return Array.from({ length: driver.out.readI32(0) }, (_, ordinal) => ordinal).filter((ordinal) => ordinal !== own);
+  }
+
+  #hasAccess(ordinal: number): boolean {
+    const { driver } = this.context;
+    check(driver.memPoolGetAccess(this.handle, { type: CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }), "cuMemPoolGetAccess", this);
+    return driver.out.readU32(0) === CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
 
   /** Called by the allocation itself, at its beginning and at its end. */
@@ -169,15 +155,19 @@ export class NativePool {
   /** Throws OutOfMemoryError when the driver, which knows nothing of virtual memory, would pass `maxBytes`. */
   checkRoom(byteLength: number): void {
     if (this.#limit === 0 || (this.#virtualBytes === 0 && byteLength <= MAX_POOL_ALLOCATION_BYTES)) return;
-    const { usedBytes } = this.usage();
-    if (usedBytes + byteLength <= this.#limit) return;
+    const { usedBytes, reservedBytes } = this.usage();
+    if (usedBytes + byteLength <= this.#limit) {
+      if (reservedBytes + byteLength > this.#limit) this.trim(0);
+      return;
+    }
     throw new OutOfMemoryError(
       `Cannot allocate ${byteLength} bytes from ${this}: ${usedBytes} bytes are in use and maxBytes allows ${this.#limit}`,
       { code: CUDA_ERROR_OUT_OF_MEMORY, resultName: resultName(CUDA_ERROR_OUT_OF_MEMORY), call: "cuMemCreate" },
     );
   }
 
-  usage(): PoolUsage {
+  /** What the pool holds, in bytes, virtual memory included. */
+  usage(): { reservedBytes: number; usedBytes: number; reservedHighBytes: number; usedHighBytes: number } {
     const virtual = this.#virtualBytes;
     const high = this.#virtualHigh;
     return {
@@ -186,6 +176,11 @@ export class NativePool {
       reservedHighBytes: Math.max(high.reserved, this.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) + virtual),
       usedHighBytes: Math.max(high.used, this.attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH) + virtual),
     };
+  }
+
+  /** Gives back what no allocation uses, down to `minBytesToKeep`. */
+  trim(minBytesToKeep: number): void {
+    check(this.context.driver.memPoolTrimTo(this.handle, toSize(minBytesToKeep)), "cuMemPoolTrimTo", this);
   }
 
   attribute(attribute: number): number {
@@ -203,7 +198,7 @@ export class NativePool {
     if (--this.#holders > 0) return;
     this.context.makeCurrent();
     // The driver gives a later pool the same handle, and with it the access that was not revoked
-    if (this.#hasPeers) this.setPeers([]);
+    if (this.#hasPeers) { for (const ordinal of this.#otherDevices()) this.#setAccess(ordinal, false); }
     const result = this.isImported ? 0 : this.context.driver.memPoolDestroy(this.handle);
     this.context.release();
     check(result, "cuMemPoolDestroy", this);

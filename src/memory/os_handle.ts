@@ -35,6 +35,32 @@ export function securityAttributes(): Address | undefined {
   return attributes.addressAt(0);
 }
 
+/** ntdef.h; the driver demands it for Win32 handles of virtual memory. */
+export const OBJECT_ATTRIBUTES = {
+  name: "OBJECT_ATTRIBUTES",
+  byteLength: 48,
+  fields: {
+    Length: { type: "u32", offset: 0 },
+    RootDirectory: { type: "address", offset: 8 },
+    ObjectName: { type: "address", offset: 16 },
+    Attributes: { type: "u32", offset: 24 },
+    SecurityDescriptor: { type: "address", offset: 32 },
+    SecurityQualityOfService: { type: "address", offset: 40 },
+  },
+} as const satisfies StructLayout;
+
+let objectBlock: NativeBlock | undefined;
+
+/** On Windows: a nameless object with the default security of the user. Elsewhere nothing. */
+export function objectAttributes(): Address | undefined {
+  if (!IS_WINDOWS) return undefined;
+  if (objectBlock === undefined) {
+    objectBlock = new NativeBlock(OBJECT_ATTRIBUTES.byteLength);
+    writeStruct(objectBlock, 0, OBJECT_ATTRIBUTES, { Length: OBJECT_ATTRIBUTES.byteLength });
+  }
+  return objectBlock.addressAt(0);
+}
+
 /** The handle that the driver has just exported into its out-block, as a number. */
 export function readOsHandle(out: NativeBlock): number {
   return IS_WINDOWS ? out.readNumber(0) : out.readI32(0);

@@ -7,8 +7,8 @@ import type { Device } from "../device.ts";
 import { check } from "../driver/check.ts";
 import { CU_MEMPOOL_ATTR_RELEASE_THRESHOLD } from "../driver/enums.ts";
 import { CUDA_ERROR_OUT_OF_MEMORY } from "../driver/results.ts";
-import { ClosedError, InvalidArgumentError, NotSupportedError, ProtocolError } from "../errors.ts";
-import { nativeStream } from "../native_stream.ts";
+import { ClosedError, InvalidArgumentError, NotSupportedError, OutOfMemoryError } from "../errors.ts";
+import { type NativeStream, nativeStream } from "../native_stream.ts";
 import type { CudaStream } from "../stream.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { PoolAllocation } from "./allocation.ts";
@@ -17,6 +17,7 @@ import { type DeviceBuffer, wrapAllocation } from "./buffer.ts";
 import { NativePool, providePoolAccess } from "./native_pool.ts";
 import { ipcHandleType, IS_WINDOWS } from "./os_handle.ts";
 import { pendingBytes, reap } from "./reaper.ts";
+import { VirtualAllocation } from "./virtual_allocation.ts";
 
 /** How to make a pool. */
 export interface MemoryPoolOptions {
@@ -195,7 +196,7 @@ export class MemoryPool extends Closable {
     }
     if (native.isImported) throw new NotSupportedError(`Cannot allocate from ${this}: only the process that made it can`);
     if (native.isIpcEnabled && byteLength > MAX_POOL_ALLOCATION_BYTES) {
-      return wrapAllocation(native.allocateVirtual(byteLength, stream), this.#device, this);
+      return wrapAllocation(allocateVirtual(native, byteLength, stream), this.#device, this);
     }
     native.checkRoom(byteLength);
     const size = toSize(byteLength);
@@ -228,7 +229,35 @@ export class MemoryPool extends Closable {
     this.checkOpen("trim a pool");
     checkInteger(`trim ${this}`, "minBytesToKeep", minBytesToKeep, 0);
     this.#checkOwn("trim");
-    check(this.#native.context.driver.memPoolTrimTo(this.#native.handle, toSize(minBytesToKeep)), "cuMemPoolTrimTo", this);
+    this.#native.trim(minBytesToKeep);
+  }
+
+  /**
+   * Lets streams of exactly these devices, beside the pool's own, use its memory (`cuMemPoolSetAccess`): present and
+   * future allocations. An importer sets its own. A change may take seconds, as each mapping is updated.
+   *
+   * @param devices the peers; an empty list revokes. The pool's own device may be named and changes nothing.
+   * @throws {NotSupportedError} when one of them cannot reach the pool's device: nothing was changed then.
+   */
+  setPeerAccess(devices: readonly Device[]): void {
+    this.checkOpen("set peer access");
+    const { context } = this.#native;
+    const action = `set peer access to ${this}`;
+    if (!Array.isArray(devices)) throw invalid(action, "devices", devices, "an array of Devices");
+    const peers = devices.filter((device) => contextOf(device, action) !== context);
+    const unable = peers.filter((device) => !device.canAccessPeer(this.#device));
+    if (unable.length > 0) {
+      throw new NotSupportedError(
+        `Cannot ${action}: ${unable.join(", ")} cannot reach ${this.#device} (device.canAccessPeer). Copy between them instead`,
+      );
+    }
+    this.#native.setPeers(peers.map(({ ordinal }) => ordinal));
+  }
+
+  /** The ordinals of the devices, beside the pool's own, whose streams may use its memory: asked of the driver. */
+  get peerOrdinals(): number[] {
+    this.checkOpen("ask for peer access");
+    return this.#native.peers();
   }
 
   /**
@@ -260,5 +289,19 @@ export class MemoryPool extends Closable {
   /** A short name for messages. */
   override toString(): string {
     return this.#native.toString();
+  }
+}
+
+/** Virtual memory that counts as the pool's. */
+function allocateVirtual(native: NativePool, byteLength: number, stream: NativeStream): VirtualAllocation {
+  native.checkRoom(byteLength);
+  const ordinals = [native.context.ordinal, ...native.peers()];
+  const create = () => VirtualAllocation.create(native.context, byteLength, stream, ipcHandleType(), ordinals, native);
+  try {
+    return create();
+  } catch (error) {
+    if (!(error instanceof OutOfMemoryError)) throw error;
+    native.trim(0); // what the pool keeps for later allocations stands in the way of this one
+    return create();
   }
 }

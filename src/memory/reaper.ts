@@ -28,11 +28,15 @@ let timer: ReturnType<typeof setTimeout> | undefined;
 export function reapAfter(streams: Iterable<NativeStream>, giveBack: () => void, byteLength = 0): () => boolean {
   const busy = [...new Set(streams)].filter((stream) => !stream.isIdle());
   const completions = busy.map((stream) => new Completion(stream));
-  return reapWhen(() => {
-    if (!completions.every((completion) => completion.isDone())) return false;
-    for (const completion of completions.splice(0)) completion.release();
-    return true;
-  }, giveBack, byteLength);
+  return reapWhen(
+    () => {
+      if (!completions.every((completion) => completion.isDone())) return false;
+      for (const completion of completions.splice(0)) completion.release();
+      return true;
+    },
+    giveBack,
+    byteLength,
+  );
 }
 
 /**
