@@ -4,7 +4,8 @@
  * whose last holder is killed is gone.
  */
 import { NativeBlock, toSize } from "../../../ffi/mod.ts";
-import { closeFd, inspectFd } from "../../os/fd.ts";
+import { closeFd, discardFds, inspectFd } from "../../os/fd.ts";
+import { ProtocolError } from "../../errors.ts";
 import { libc } from "../../os/libc.ts";
 import { checkSharedMemory, createSharedMemory, mapMemory } from "../../os/memory.ts";
 import { CUDA_ERROR_OUT_OF_MEMORY } from "../results.ts";
@@ -111,6 +112,15 @@ export class Backing {
 
   /** What a descriptor is, or undefined when it is not the simulator's memory. */
   readHeader(fd: number): MemoryHeader | undefined {
+    try {
+      return this.#readHeader(fd);
+    } catch (error) {
+      if (error instanceof ProtocolError) return undefined; // not sealed, or not of the size that it claims
+      throw error;
+    }
+  }
+
+  #readHeader(fd: number): MemoryHeader | undefined {
     const link = readLink(`/proc/self/fd/${fd}`);
     if (link === undefined || !LINK.test(link)) return undefined;
     const { view } = this.#block;
@@ -129,9 +139,12 @@ export class Backing {
     return header;
   }
 
-  /** Records memory that another process (or this one) made. Its mapping will hold it: no descriptor is kept. */
-  adopt(fd: number, header: MemoryHeader): Memory {
-    return this.#record(fd, header, 0, -1);
+  /**
+   * Records memory that another process (or this one) made. A mapping will hold it, so no descriptor is kept, unless the
+   * caller hands over one of its own.
+   */
+  adopt(fd: number, header: MemoryHeader, reservedBytes = 0, ownFd = -1): Memory {
+    return this.#record(fd, header, reservedBytes, ownFd);
   }
 
   #record(fd: number, header: MemoryHeader, reservedBytes: number, ownFd: number): Memory {
@@ -146,9 +159,16 @@ export class Backing {
     return memory.address + DATA_AT;
   }
 
+  /** Lets go of the descriptor; mappings stay. */
+  dropFd(memory: Memory): void {
+    if (memory.fd >= 0) discardFds(memory.fd);
+    memory.fd = -1;
+  }
+
   release(memory: Memory): void {
-    if (memory.address !== 0) unmap(memory.address, memory.mappedBytes);
-    if (memory.fd >= 0) closeFd(memory.fd);
+    const { address, mappedBytes } = memory;
+    this.dropFd(memory);
     this.#world.tables.memories.destroy(memory.id);
+    if (address !== 0) unmap(address, mappedBytes);
   }
 }

@@ -56,7 +56,7 @@ export class Allocations {
     const memory = this.#backing.create(header, dataBytes);
     try {
       const start = this.#backing.map(memory, memory.fd, header);
-      this.#world.ranges.add({ kind: PLAIN, start, byteLength, device: index, owner: memory.id });
+      this.#world.ranges.add({ kind: PLAIN, start, byteLength, device: index, owner: memory.id, generation: header.key });
       return this.#world.put(start);
     } catch (error) {
       this.#backing.release(memory);

@@ -12,7 +12,13 @@ import { cString, libc, systemError } from "../../os/libc.ts";
 import { unmapMemory } from "../../os/memory.ts";
 
 const PROT_READ_WRITE = 3;
-const MAP_PRIVATE_ANONYMOUS = 0x22;
+const PROT_NONE = 0;
+const MAP_SHARED = 0x1;
+const MAP_PRIVATE = 0x2;
+const MAP_FIXED = 0x10;
+const MAP_ANONYMOUS = 0x20;
+const MAP_NORESERVE = 0x4000;
+const MAP_RESERVED = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 const MAP_FAILED = 0xffff_ffff_ffff_ffffn;
 const CLOCK_MONOTONIC = 1;
 const SIGSEGV = 11;
@@ -58,18 +64,35 @@ export function fillElements(destination: number, value: number, elementBytes: n
   }
 }
 
+function mmap(address: number, byteLength: number, protection: number, flags: number, fd = -1, byteOffset = 0): number {
+  const mapped = libc().mmap(toAddress(address), toSize(byteLength), protection, flags, fd, toSize(byteOffset));
+  if (addressToBigInt(mapped) >= MAP_FAILED) throw systemError("mmap", `Cannot map ${byteLength} bytes of memory`);
+  return toNumber(mapped);
+}
+
 /** Memory of this process alone, zeroed. */
 export function mapAnonymous(byteLength: number): number {
-  const address = libc().mmap(
-    toAddress(0),
-    toSize(byteLength),
-    PROT_READ_WRITE,
-    MAP_PRIVATE_ANONYMOUS,
-    -1,
-    toSize(0),
-  );
-  if (addressToBigInt(address) >= MAP_FAILED) throw systemError("mmap", `Cannot map ${byteLength} bytes of host memory`);
-  return toNumber(address);
+  return mmap(0, byteLength, PROT_READ_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+}
+
+/** Addresses without memory behind them. */
+export function reserveAddresses(byteLength: number, alignment: number): number {
+  const start = mmap(0, byteLength + alignment, PROT_NONE, MAP_RESERVED);
+  const aligned = Math.ceil(start / alignment) * alignment;
+  const end = aligned + byteLength;
+  if (aligned > start) unmap(start, aligned - start);
+  if (end < start + byteLength + alignment) unmap(end, start + alignment - aligned);
+  return aligned;
+}
+
+/** Puts shared memory at reserved addresses. */
+export function mapAt(address: number, fd: number, byteLength: number, byteOffset: number): void {
+  mmap(address, byteLength, PROT_READ_WRITE, MAP_SHARED | MAP_FIXED, fd, byteOffset);
+}
+
+/** Takes it away again; the addresses stay reserved. */
+export function unmapAt(address: number, byteLength: number): void {
+  mmap(address, byteLength, PROT_NONE, MAP_RESERVED | MAP_FIXED);
 }
 
 export function unmap(address: number, byteLength: number): void {

@@ -4,7 +4,6 @@
  */
 import { createHostView } from "../../../ffi/mod.ts";
 import { libc, systemError } from "../../os/libc.ts";
-import { ProtocolError } from "../../errors.ts";
 import * as enums from "../enums.ts";
 import type { MemAccessDesc, MemLocation, MemPoolProps } from "../driver.ts";
 import {
@@ -393,7 +392,7 @@ export class Pools {
 
   importHandle(fd: number, handleType: number): number {
     if (fd === 0 || handleType !== enums.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
-    const header = this.#readHeader(fd);
+    const header = this.#backing.readHeader(fd);
     if (header === undefined) return CUDA_ERROR_UNKNOWN;
     if (header.kind !== POOL_MEMORY) return CUDA_ERROR_NOT_SUPPORTED;
     if (header.device >= 0 && this.#world.visibleDevice(header.device) === undefined) return CUDA_ERROR_INVALID_DEVICE;
@@ -464,15 +463,6 @@ export class Pools {
       counted = Math.max(counted, end);
     }
     this.#memory(pool).reservedBytes = chunks * CHUNK_BYTES;
-  }
-
-  #readHeader(fd: number): MemoryHeader | undefined {
-    try {
-      return this.#backing.readHeader(fd);
-    } catch (error) {
-      if (error instanceof ProtocolError) return undefined;
-      throw error;
-    }
   }
 }
 

@@ -3,23 +3,20 @@ import { setTimeout } from "node:timers";
 import type { Address, NativeBlock, Size } from "../../../ffi/mod.ts";
 import { InvalidArgumentError, SystemCallError } from "../../errors.ts";
 import type { CudaDriver, MemAccessDesc, MemAllocationProp, Memcpy2D, MemLocation, MemPoolProps } from "../driver.ts";
-import {
-  CUDA_ERROR_NOT_INITIALIZED,
-  CUDA_ERROR_NOT_SUPPORTED,
-  CUDA_ERROR_OPERATING_SYSTEM,
-  CUDA_ERROR_OUT_OF_MEMORY,
-} from "../results.ts";
+import { CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY } from "../results.ts";
 import { OPAQUE_BYTES } from "../structs.ts";
 import { Backing } from "./backing.ts";
 import { Copies } from "./copy.ts";
 import { Devices } from "./device.ts";
 import { Events } from "./event.ts";
+import { LegacyHandles } from "./legacy.ts";
 import { Allocations } from "./memory.ts";
 import { toNumber } from "./native.ts";
 import { Pools } from "./pool.ts";
 import { Refusal } from "./refusal.ts";
 import { Streams } from "./stream.ts";
 import { TableFullError } from "./table.ts";
+import { VirtualMemory } from "./vmm.ts";
 import type { World } from "./world.ts";
 
 /** How often the queues are looked at while work is pending and nobody calls. */
@@ -39,6 +36,8 @@ export class SimulatedDriver implements CudaDriver {
   readonly #pools: Pools;
   readonly #allocations: Allocations;
   readonly #copies: Copies;
+  readonly #virtual: VirtualMemory;
+  readonly #legacy: LegacyHandles;
   #isTicking = false;
 
   constructor(world: World) {
@@ -51,6 +50,8 @@ export class SimulatedDriver implements CudaDriver {
     this.#pools = new Pools(world, backing, this.#streams);
     this.#allocations = new Allocations(world, backing, this.#pools, this.#streams);
     this.#copies = new Copies(world, this.#pools, this.#streams);
+    this.#virtual = new VirtualMemory(world, backing);
+    this.#legacy = new LegacyHandles(world, backing, this.#allocations);
   }
 
   /** Every call goes through here: one at a time in the process, with the queues brought up to now. */
@@ -344,50 +345,54 @@ export class SimulatedDriver implements CudaDriver {
 
   // ---- virtual memory
 
-  memCreate(_byteLength: Size, _prop: MemAllocationProp): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memCreate(byteLength: Size, prop: MemAllocationProp): number {
+    return this.#call("cuMemCreate", () => this.#virtual.create(toNumber(byteLength), prop));
   }
-  memRelease(_handle: Address): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memRelease(handle: Address): number {
+    return this.#call("cuMemRelease", () => this.#virtual.release(toNumber(handle)));
   }
-  memAddressReserve(_byteLength: Size, _alignment: Size, _address: Address): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memAddressReserve(byteLength: Size, alignment: Size, _address: Address): number {
+    return this.#call("cuMemAddressReserve", () => this.#virtual.reserve(toNumber(byteLength), toNumber(alignment)));
   }
-  memAddressFree(_address: Address, _byteLength: Size): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memAddressFree(address: Address, byteLength: Size): number {
+    return this.#call("cuMemAddressFree", () => this.#virtual.free(toNumber(address), toNumber(byteLength)));
   }
-  memMap(_address: Address, _byteLength: Size, _byteOffset: Size, _handle: Address): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memMap(address: Address, byteLength: Size, byteOffset: Size, handle: Address): number {
+    return this.#call(
+      "cuMemMap",
+      () => this.#virtual.map(toNumber(address), toNumber(byteLength), toNumber(byteOffset), toNumber(handle)),
+    );
   }
-  memUnmap(_address: Address, _byteLength: Size): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memUnmap(address: Address, byteLength: Size): number {
+    return this.#call("cuMemUnmap", () => this.#virtual.unmap(toNumber(address), toNumber(byteLength)));
   }
-  memSetAccess(_address: Address, _byteLength: Size, _accesses: readonly MemAccessDesc[]): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memSetAccess(address: Address, byteLength: Size, accesses: readonly MemAccessDesc[]): number {
+    return this.#call("cuMemSetAccess", () => this.#virtual.setAccess(toNumber(address), toNumber(byteLength), accesses));
   }
-  memGetAccess(_location: MemLocation, _address: Address): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memGetAccess(location: MemLocation, address: Address): number {
+    return this.#call("cuMemGetAccess", () => this.#virtual.getAccess(location, toNumber(address)));
   }
-  memExportToShareableHandle(_handle: Address, _handleType: number): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memExportToShareableHandle(handle: Address, handleType: number): number {
+    return this.#call("cuMemExportToShareableHandle", () => this.#virtual.exportHandle(toNumber(handle), handleType));
   }
-  memImportFromShareableHandle(_osHandle: Address | Uint8Array, _handleType: number): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memImportFromShareableHandle(osHandle: Address | Uint8Array, handleType: number): number {
+    const handle = osHandle instanceof Uint8Array ? checkOpaque(osHandle) : toNumber(osHandle);
+    return this.#call("cuMemImportFromShareableHandle", () => this.#virtual.importHandle(handle, handleType));
   }
-  memGetAllocationGranularity(_prop: MemAllocationProp, _option: number): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  memGetAllocationGranularity(prop: MemAllocationProp, option: number): number {
+    return this.#call("cuMemGetAllocationGranularity", () => this.#virtual.granularity(prop, option));
   }
 
   // ---- legacy handles
 
-  ipcGetMemHandle(_address: Address): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  ipcGetMemHandle(address: Address): number {
+    return this.#call("cuIpcGetMemHandle", () => this.#legacy.get(toNumber(address)));
   }
-  ipcOpenMemHandle(_handle: Uint8Array, _flags: number): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  ipcOpenMemHandle(handle: Uint8Array, flags: number): number {
+    return this.#call("cuIpcOpenMemHandle", () => this.#legacy.open(checkOpaque(handle), flags));
   }
-  ipcCloseMemHandle(_address: Address): number {
-    return CUDA_ERROR_NOT_SUPPORTED;
+  ipcCloseMemHandle(address: Address): number {
+    return this.#call("cuIpcCloseMemHandle", () => this.#legacy.close(toNumber(address)));
   }
 }
 

@@ -156,6 +156,11 @@ function findState(
   }
 }
 
+/** Whether that very process still runs. */
+export function isProcess(pid: number, token: number): boolean {
+  return findState(pid)?.token === token;
+}
+
 function openStateOf(pid: number, token: number): number | undefined {
   const found = findState(pid);
   if (found?.token !== token) return undefined;
