@@ -15,8 +15,13 @@ export class ProcessWatch {
     // A pid of another pid namespace means nothing here: such a process cannot be watched by its identity alone
     if (identity.bootId !== own.bootId || identity.pidNamespace !== own.pidNamespace) return;
     this.#pidfd = openPidfd(identity.pid);
-    // Asked after the opening: if the pid was used again before, the start time tells
-    this.#exited = this.#pidfd === undefined || processStartTime(identity.pid) !== identity.startTime;
+    try {
+      // Asked after the opening: if the pid was used again before, the start time tells
+      this.#exited = this.#pidfd === undefined || processStartTime(identity.pid) !== identity.startTime;
+    } catch (error) {
+      this.close();
+      throw error;
+    }
   }
 
   /** Whether the process is known to have exited. Never waits; false where it cannot be watched. */

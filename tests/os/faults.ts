@@ -1,14 +1,18 @@
 /** Makes calls of the C library fail, one at a time, and counts what is left open. */
 import { readdirSync, readlinkSync } from "node:fs";
-import { addressFromBigInt, createHostView, libcCandidates, openLibrary } from "../../ffi/mod.ts";
+import { createHostView, libcCandidates, openLibrary, runtimeName } from "../../ffi/mod.ts";
 import { errnoName } from "../../src/os/errno.ts";
 import { type Libc, libc, LIBC_SYMBOLS, setLibcForTests } from "../../src/os/libc.ts";
 
 const real = libc();
-const errnoAddress = openLibrary("the C library", libcCandidates(), {
+const { __errno_location, getpid } = openLibrary("the C library", libcCandidates(), {
   __errno_location: { prototype: "int *__errno_location(void)", args: [], result: "address" },
-}).__errno_location();
-const errnoWord = new Int32Array(createHostView(errnoAddress, 4).bytes.buffer);
+  getpid: { prototype: "pid_t getpid(void)", args: [], result: "i32", setsErrno: true },
+});
+const errnoWord = new Int32Array(createHostView(__errno_location(), 4).bytes.buffer);
+
+/** -1 as mmap's result comes in each runtime: no address that could be made by hand. */
+const MAP_FAILED = runtimeName() === "deno" ? 2n ** 64n - 1n : 2 ** 64;
 
 /** These cannot fail, or their failure means nothing. */
 const CANNOT_FAIL = new Set(["getpid", "getuid", "gettid", "usleep", "memcpy", "memmove", "memset"]);
@@ -27,7 +31,8 @@ export function setFault(fault: Fault | undefined): void {
       if (code === undefined) return call(...args);
       if (name === "close") call(...args);
       errnoWord[0] = code;
-      return signature.result === "address" ? addressFromBigInt(0xffff_ffff_ffff_ffffn) : -1;
+      getpid(); // leaves errno alone, and ffi/ keeps it
+      return signature.result === "address" ? MAP_FAILED : -1;
     }]),
   );
   setLibcForTests(table as unknown as Libc);
@@ -78,10 +83,19 @@ export async function failEachCall(codes: readonly number[], action: () => unkno
       } finally {
         setFault(undefined);
       }
-      const after = openFds();
-      const leaked = [...after.filter((fd) => !before.includes(fd)), ...before.filter((fd) => !after.includes(fd))];
+      const leaked = await leakedSince(before);
       outcomes.push({ call: `${failing} ${calls[failing]} ${errnoName(code)}`, error, leaked });
     }
   }
   return outcomes;
+}
+
+/** What is open now and was not before, or the reverse; what a thread gives back a moment later does not count. */
+async function leakedSince(before: string[]): Promise<string[]> {
+  for (let tries = 0;; tries++) {
+    const after = openFds();
+    const leaked = [...after.filter((fd) => !before.includes(fd)), ...before.filter((fd) => !after.includes(fd))];
+    if (leaked.length === 0 || tries === 50) return leaked;
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
 }
