@@ -85,7 +85,7 @@ function guard(name: string, signature: Signature, call: AnyFunction): AnyFuncti
   }
   if (signature.result === "address") {
     const inner = call; // Bun gives null for 0 and a bigint above 2^53 (mmap's -1)
-    call = (...args) => Number(inner(...args) ?? 0);
+    call = (...args) => Number(inner(...args));
   }
   return call;
 }

@@ -62,7 +62,7 @@ export function openLibrary<T extends SymbolTable>(name: string, candidates: rea
   const attempts: string[] = [];
   for (const candidate of candidates) {
     try {
-      return adapter().openLibrary(candidate, table);
+      return keepErrnoOf(adapter().openLibrary(candidate, table), table);
     } catch (error) {
       if (error instanceof CudaIpcError) throw error; // a wrong declaration, or no FFI here: the next candidate is no better
       attempts.push(`${candidate}: ${error instanceof Error ? error.message : String(error)}`);
@@ -139,10 +139,11 @@ function libc(): NativeLibrary<typeof LIBC> {
 }
 
 let errnoView: Int32Array | undefined;
+let keptErrno = 0;
 
-/** The C library's errno of this thread. Read it directly after the call, before any other native call. */
+/** What errno was in this thread when the latest call that is declared with `setsErrno` returned. */
 export function errno(): number {
-  return (errnoView ??= openErrno())[0];
+  return keptErrno;
 }
 
 function openErrno(): Int32Array {
@@ -152,9 +153,27 @@ function openErrno(): Int32Array {
   return new Int32Array(adapter().viewOf(address, 4));
 }
 
-/** Prepares `errno()`, so that its first use makes no native call between the failed call and the reading. */
-export function prepareErrno(): void {
-  errnoView ??= openErrno();
+type AnyFunction = (...args: unknown[]) => unknown;
+
+/**
+ * Keeps errno before anything else can run: a garbage collection between the call and the reading would change it (Deno's
+ * leaves EAGAIN there, of all codes). The wrapper costs 50 ns, so only calls that need it are declared so.
+ */
+function keepErrno(call: AnyFunction): AnyFunction {
+  const view = errnoView ??= openErrno();
+  return (...args) => {
+    const result = call(...args);
+    keptErrno = view[0];
+    return result;
+  };
+}
+
+function keepErrnoOf<T extends SymbolTable>(library: NativeLibrary<T>, table: T): NativeLibrary<T> {
+  const functions = Object.entries(library as Record<string, AnyFunction | null>).map(([name, call]) => {
+    const { setsErrno, nonblocking } = table[name]; // a nonblocking call sets another thread's errno
+    return [name, call !== null && setsErrno && !nonblocking ? keepErrno(call) : call];
+  });
+  return Object.fromEntries(functions) as NativeLibrary<T>;
 }
 
 /**

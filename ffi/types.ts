@@ -38,6 +38,8 @@ export interface Signature {
   readonly result: ResultType;
   /** Absent from some library versions: the symbol is then null. */
   readonly optional?: true;
+  /** `errno()` tells what the call has left there. */
+  readonly setsErrno?: true;
   /** Deno only: the call runs on another thread and gives a promise. Bun refuses the declaration, Deno one with bytes. */
   readonly nonblocking?: true;
 }

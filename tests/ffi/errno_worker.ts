@@ -1,10 +1,9 @@
 /** What errno_test.ts runs on another thread: the same library, with codes that the main thread does not use. */
 import { parentPort, workerData } from "node:worker_threads";
-import { errno, openLibrary, prepareErrno } from "../../ffi/mod.ts";
+import { errno, openLibrary } from "../../ffi/mod.ts";
 import { SYMBOLS } from "./library.ts";
 
 const lib = openLibrary("the test library", [workerData as string], SYMBOLS);
-prepareErrno();
 const rounds = 50_000;
 let wrong = 0;
 for (let round = 0; round < rounds; round++) {

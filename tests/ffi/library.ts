@@ -41,7 +41,7 @@ export const SYMBOLS = {
   write_two: { prototype: "void write_two(uint64_t *first, int32_t *second)", args: ["address", "address"], result: "void" },
   new_block: { prototype: "uint64_t *new_block(uint64_t value)", args: ["u64"], result: "address" },
   first_of: { prototype: "int32_t first_of(const uint64_t *block)", args: ["address"], result: "i32" },
-  fail_with: { prototype: "int32_t fail_with(int32_t code)", args: ["i32"], result: "i32" },
+  fail_with: { prototype: "int32_t fail_with(int32_t code)", args: ["i32"], result: "i32", setsErrno: true },
 } as const satisfies SymbolTable;
 
 let path: string | undefined;
