@@ -23,7 +23,7 @@ export function openDriver(name?: DriverName): Driver {
 }
 
 function open(name: DriverName | undefined): CudaDriver {
-  const chosen = name ?? environmentVariable("CUDA_IPC_DRIVER") ?? "cuda";
+  const chosen = name === undefined ? environmentVariable("CUDA_IPC_DRIVER") ?? "cuda" : name;
   if (chosen !== "cuda" && chosen !== "simulator") {
     throw invalid("open a driver", "name", chosen, '"cuda" or "simulator"');
   }
