@@ -25,7 +25,7 @@ const ARGUMENTS: Record<Exclude<ArgumentType, "struct64">, string> = {
   u8: "u8",
   bytes: "buffer",
 };
-const RESULTS: Record<ResultType, string> = { i32: "i32", i64: "i64_fast", address: "ptr", void: "void" };
+const RESULTS: Record<ResultType, string> = { i32: "i32", u32: "u32", i64: "i64_fast", address: "ptr", void: "void" };
 
 const RTLD_NOW = 2;
 const WORDS_IN_STRUCT = 8;

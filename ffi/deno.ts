@@ -27,7 +27,7 @@ const ARGUMENTS: Record<ArgumentType, unknown> = {
   bytes: "buffer",
   struct64: STRUCT64,
 };
-const RESULTS: Record<ResultType, string> = { i32: "i32", i64: "i64", address: "u64", void: "void" };
+const RESULTS: Record<ResultType, string> = { i32: "i32", u32: "u32", i64: "i64", address: "u64", void: "void" };
 
 function declare(name: string, signature: Signature): unknown {
   checkSignature(name, signature);

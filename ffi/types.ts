@@ -29,7 +29,7 @@ export type ArgumentType =
   | "struct64"; // a 64-byte struct by value, from a Uint8Array of exactly 64 bytes
 
 /** How a C result is declared. An `i64` may come back as number or bigint: wrap it in Number(). */
-export type ResultType = "i32" | "i64" | "address" | "void";
+export type ResultType = "i32" | "u32" | "i64" | "address" | "void";
 
 /** One native symbol, declared once, with its C prototype beside it. */
 export interface Signature {
@@ -60,6 +60,7 @@ interface ArgumentValue {
 
 interface ResultValue {
   i32: number;
+  u32: number;
   i64: number | bigint;
   address: Address;
   void: void;

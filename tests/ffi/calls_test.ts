@@ -117,8 +117,9 @@ test("64-byte structs arrive by value, and the caller's bytes stay as they are",
   }
 });
 
-test("results: i32, i64, address and nothing", { skip }, () => {
+test("results: i32, u32, i64, address and nothing", { skip }, () => {
   const lib = library();
+  for (const value of [0, 1, 2 ** 31 - 1, 2 ** 31, 2 ** 32 - 1]) assertEquals(lib.give_u32(BigInt(value)), value);
   for (const value of [0n, 1n, -1n, 2n ** 31n, 2n ** 53n - 1n, -(2n ** 53n) + 1n, -(2n ** 63n), 2n ** 63n - 1n]) {
     assertEquals(BigInt(lib.give_i64(BigInt.asUintN(64, value))), value);
   }

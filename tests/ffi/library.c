@@ -44,6 +44,7 @@ int32_t keep_struct_flags(void *out, struct bytes64 value, uint32_t flags) {
 
 void *kept_address(void) { return &kept; }
 void keep_nothing(void) { kept.calls++; }
+uint32_t give_u32(uint64_t value) { return (uint32_t)value; }
 int64_t give_i64(uint64_t value) { return (int64_t)value; }
 void *give_address(uint64_t value) { return (void *)value; }
 const char *give_text(int32_t which) { return which == 0 ? "" : which == 1 ? "gr\xc3\xbc\xc3\x9f" : "plain"; }

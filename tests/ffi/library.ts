@@ -34,6 +34,7 @@ export const SYMBOLS = {
   },
   kept_address: { prototype: "void *kept_address(void)", args: [], result: "address" },
   keep_nothing: { prototype: "void keep_nothing(void)", args: [], result: "void" },
+  give_u32: { prototype: "uint32_t give_u32(uint64_t value)", args: ["u64"], result: "u32" },
   give_i64: { prototype: "int64_t give_i64(uint64_t value)", args: ["u64"], result: "i64" },
   give_address: { prototype: "void *give_address(uint64_t value)", args: ["u64"], result: "address" },
   give_text: { prototype: "const char *give_text(int32_t which)", args: ["i32"], result: "address" },
