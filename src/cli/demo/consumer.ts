@@ -23,9 +23,12 @@ import { type Message, readMark, Wire } from "./wire.ts";
 async function consume(socket: string, report: Report): Promise<boolean> {
   using wire = await Wire.connect(socket);
   using peer = new Peer("producer", wire.socket);
-  const offer = await wire.receive("offer", peer, 1);
-  const agreed = await work(offer, wire, peer, report);
-  await wire.send("released");
+  const agreed = await peer.workWith(async () => {
+    const offer = await wire.receive("offer", peer, 1);
+    const agreed = await work(offer, wire, peer, report);
+    await wire.send("released");
+    return agreed;
+  });
   report.line(agreed ? "gave the memory back; the producer agrees" : "gave the memory back; the producer does not agree");
   return agreed;
 }

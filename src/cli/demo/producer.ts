@@ -33,6 +33,13 @@ async function produce({ socket, file, corrupt }: Options, report: Report): Prom
   await using input = await InputFile.open(file);
   using wire = await Wire.accept(socket);
   using peer = new Peer("consumer", wire.socket);
+  const agreed = await peer.workWith(() => share(input, wire, peer, corrupt, report));
+  const { sentBytes, receivedBytes } = wire;
+  report.line(`${sentBytes + receivedBytes} bytes crossed the socket: ${sentBytes} sent, ${receivedBytes} received`);
+  return agreed;
+}
+
+async function share(input: InputFile, wire: Wire, peer: Peer, corrupt: boolean, report: Report): Promise<boolean> {
   using device = Device.open(0);
   report.introduce(device);
   using stream = device.createStream();
@@ -62,8 +69,6 @@ async function produce({ socket, file, corrupt }: Options, report: Report): Prom
 
   await wire.send("verdict", { agreed });
   await wire.receive("released", peer); // only then may the memory be freed
-  const { sentBytes, receivedBytes } = wire;
-  report.line(`${sentBytes + receivedBytes} bytes crossed the socket: ${sentBytes} sent, ${receivedBytes} received`);
   return agreed;
 }
 

@@ -1,0 +1,102 @@
+/** The demo's promises that hold with any driver: registered by the suites of the simulator and of a GPU. */
+import { createHash } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import { assert, assertEquals, assertStringIncludes } from "@std/assert";
+import { currentRuntime, type Exit, otherRuntime, type Runtime, skipWithout } from "../helpers/runtimes.ts";
+import { runDemo, SAMPLE, Sides, TemporaryFolder, waitForLine } from "./helpers.ts";
+
+const MAX_SOCKET_BYTES = 4096;
+const KILL_LIMIT_MS = 2000;
+/** Long enough that a side is still at work when it is killed. */
+const LARGE_BYTES = 192 * 1024 * 1024;
+const STUCK_CONSUMER = new URL("./stuck_consumer.ts", import.meta.url);
+
+function digestsOf(output: string): string[] {
+  return [...output.matchAll(/SHA-256 ([0-9a-f]{64})$/gm)].map((match) => match[1]);
+}
+
+function socketBytesOf(output: string): number[] {
+  return [...output.matchAll(/(\d+) bytes crossed the socket/g)].map((match) => Number(match[1]));
+}
+
+function assertAgreement(exit: Exit, digest: string): void {
+  assertEquals(exit.stderr, "");
+  assertEquals(exit.code, 0);
+  assertStringIncludes(exit.stdout, "Deno to Bun: all agree");
+  assertStringIncludes(exit.stdout, "Bun to Deno: all agree");
+  assertEquals(digestsOf(exit.stdout), Array(4).fill(digest));
+  const socketBytes = socketBytesOf(exit.stdout);
+  assertEquals(socketBytes.length, 2);
+  for (const bytes of socketBytes) assert(bytes > 0 && bytes < MAX_SOCKET_BYTES, `${bytes} bytes crossed the socket`);
+}
+
+function sha256(bytes: Uint8Array): string {
+  return createHash("sha256").update(bytes).digest("hex");
+}
+
+export function testAgreement(): void {
+  const skip = skipWithout(otherRuntime);
+
+  test("demo: both directions agree about the file that ships", { skip }, async () => {
+    const exit = await runDemo([]);
+    assertAgreement(exit, sha256(readFileSync(SAMPLE)));
+    const chunks = [...exit.stdout.matchAll(/loaded (\d+) chunks/g)].map((match) => Number(match[1]));
+    assertEquals(chunks.length, 2);
+    for (const count of chunks) assert(count >= 3, `loaded in ${count} chunks`);
+  });
+
+  test("demo: a file of one byte", { skip }, async () => {
+    using folder = new TemporaryFolder();
+    assertAgreement(await runDemo(["--file", folder.file("one", "x")]), sha256(new TextEncoder().encode("x")));
+  });
+
+  test("demo: a file of some MiB sends as few bytes over the socket", { skip }, async () => {
+    using folder = new TemporaryFolder();
+    const bytes = Uint8Array.from({ length: 5 * 1024 * 1024 + 3 }, (_, index) => index * 7 + (index >> 11));
+    assertAgreement(await runDemo(["--file", folder.file("some", bytes)]), sha256(bytes));
+  });
+
+  test("demo: --corrupt fails on both sides, by the digests", { skip }, async () => {
+    const exit = await runDemo(["--corrupt"]);
+    assertEquals(exit.code, 1);
+    for (const direction of ["Deno to Bun", "Bun to Deno"]) {
+      assertStringIncludes(exit.stdout, `${direction}: FAILED (the producer ended with 1, the consumer with 1)`);
+    }
+    assertEquals(exit.stdout.match(/the digests differ/g)?.length, 2);
+    assertEquals(new Set(digestsOf(exit.stdout)).size, 2);
+  });
+
+  for (const producerRuntime of [currentRuntime, otherRuntime] satisfies Runtime[]) {
+    for (const victim of ["producer", "consumer"] as const) {
+      for (const [stage, speaker, line] of [["loads", "producer", "loads"], ["hashes", "consumer", "mapped"]] as const) {
+        const name = `demo: ${producerRuntime} produces; killing the ${victim} while the ${speaker} ${stage} ends the other`;
+        test(name, { skip }, async () => {
+          using folder = new TemporaryFolder();
+          const file = folder.sparseFile("large", LARGE_BYTES);
+          await using sides = new Sides(producerRuntime, `${folder.path}/socket`, file);
+          await waitForLine(sides[speaker], line);
+          await assertKillEndsOther(sides, victim);
+        });
+      }
+    }
+    test(`demo: ${producerRuntime} produces; it ends when the consumer dies with its GPU work unfinished`, { skip }, async () => {
+      using folder = new TemporaryFolder();
+      await using sides = new Sides(producerRuntime, `${folder.path}/socket`, folder.file("some", "text"), STUCK_CONSUMER);
+      await waitForLine(sides.consumer, "stuck");
+      await assertKillEndsOther(sides, "consumer");
+    });
+  }
+}
+
+async function assertKillEndsOther(sides: Sides, victim: "producer" | "consumer"): Promise<void> {
+  const survivor = victim === "producer" ? "consumer" : "producer";
+  sides[victim].kill("SIGKILL");
+  const killed = performance.now();
+  const exit = await sides[survivor].exited;
+  const ms = performance.now() - killed;
+  assertEquals((await sides[victim].exited).signal, "SIGKILL", `the ${victim} had ended before`);
+  assertEquals(exit.code, 1, exit.stderr);
+  assertStringIncludes(exit.stderr, `PeerGoneError: Cannot go on: the ${victim}, process ${sides[victim].pid}, has gone`);
+  assert(ms < KILL_LIMIT_MS, `the ${survivor} ended ${ms.toFixed(0)} ms after the ${victim}'s death`);
+}
