@@ -30,6 +30,8 @@ export interface SpawnOptions {
   /** Added to this process's environment; undefined takes a variable away. */
   readonly env?: Readonly<Record<string, string | undefined>>;
   readonly cwd?: string;
+  /** A program with its arguments that starts the runtime, such as unshare(1). */
+  readonly wrapper?: readonly string[];
 }
 
 export interface Exit {
@@ -72,7 +74,9 @@ export function spawnRuntime(
   for (const [name, value] of Object.entries({ ...process.env, NO_COLOR: "1", ...options.env })) {
     if (value !== undefined) env[name] = value;
   }
-  const child = spawn(runtimePath(runtime), [...flags, path, ...args], {
+  // Deno's node:child_process adds -A wherever its own executable stands among the arguments, so it stands in a variable
+  env.RUNTIME_UNDER_TEST = runtimePath(runtime);
+  const child = spawn("/bin/sh", ["-c", 'exec "$RUNTIME_UNDER_TEST" "$@"', "sh", ...flags, path, ...args], {
     cwd: options.cwd,
     env,
     stdio: ["pipe", "pipe", "pipe"],
