@@ -23,7 +23,7 @@ test("errno stays right in a hot loop, with allocation and collection between th
     const code = 1 + round % 133;
     lib.fail_with(code);
     const garbage = [new Uint8Array(100), { round }, `text ${round}`];
-    if (round % 1000 === 0) collectGarbage();
+    if (round % 4000 === 0) collectGarbage();
     if (errno() !== code || garbage.length !== 3) wrong++;
   }
   assertEquals(wrong, 0);
