@@ -41,9 +41,9 @@ export class Copies {
         if (f === 1 || (b === e && d === e)) copyBytes(a, c, e * f);
         else for (let row = 0; row < f; row++) copyBytes(a + row * b, c + row * d, e);
       }
-      if (h !== 0) unmap(h, e * f);
+      dropStaging(e, f, h);
       return isMapped ? 0 : CUDA_ERROR_ILLEGAL_ADDRESS;
-    });
+    }, ({ e, f, h }) => dropStaging(e, f, h));
     // a, b: destination and its pitch; c: value; d: bytes of an element; e, f: elements of a row, rows
     world.queue.defineEffect(FILL, ({ a, b, c, d, e, f }) => {
       if (!this.#isMapped(a, b * (f - 1) + d * e)) return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -92,7 +92,7 @@ export class Copies {
       if (!isHost) this.#check(address, pitch * (height - 1) + width, stream);
     }
     const isPageable = (side: Side) => side.isHost && this.#world.ranges.find(side.address) === undefined;
-    const mustStage = isPageable(source) && !this.#world.queue.startsAtOnce(stream);
+    const mustStage = isPageable(source) && !this.#world.queue.startsAtOnce(stream, this.#world.faults.workMs);
     const from = mustStage ? stage(source, width, height) : source;
     this.#world.queue.enqueue(stream, COPY, {
       a: destination.address,
@@ -103,7 +103,7 @@ export class Copies {
       f: height,
       g: (source.isHost ? HOST_SOURCE : 0) + (destination.isHost ? HOST_DESTINATION : 0),
       h: mustStage ? from.address : 0,
-    }, this.#world.queue.workMs);
+    }, this.#world.faults.workMs);
     if (isPageable(destination)) this.#streams.waitFor(stream); // as the driver: it blocks for all that is queued
     return 0;
   }
@@ -127,7 +127,7 @@ export class Copies {
     }
     this.#check(destination, pitch * (height - 1) + rowBytes, stream, true);
     const values = { a: destination, b: pitch, c: value, d: elementBytes, e: width, f: height };
-    this.#world.queue.enqueue(stream, FILL, values, this.#world.queue.workMs);
+    this.#world.queue.enqueue(stream, FILL, values, this.#world.faults.workMs);
     return 0;
   }
 
@@ -163,6 +163,10 @@ function device(address: number): Side {
 
 function host(address: number): Side {
   return { address, pitch: 0, isHost: true };
+}
+
+function dropStaging(width: number, height: number, staging: number): void {
+  if (staging !== 0) unmap(staging, width * height);
 }
 
 function side(

@@ -84,6 +84,8 @@ export class Events {
     const { tables } = this.#world;
     if ((flags & ~KNOWN_FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
     if ((flags & CU_EVENT_INTERPROCESS) !== 0 && (flags & CU_EVENT_DISABLE_TIMING) === 0) return CUDA_ERROR_INVALID_VALUE;
+    const { interprocessEvents = 0 } = this.#world.machine.profile;
+    if ((flags & CU_EVENT_INTERPROCESS) !== 0 && interprocessEvents !== 0) return interprocessEvents;
     const slot = this.#takeSlot();
     const event = tables.events.create({ device: index, flags, slot, token: this.#slot(0, slot).words[slot * WORDS + TOKEN] });
     return this.#world.put(tables.events.handle(event.id));
@@ -105,7 +107,16 @@ export class Events {
   }
 
   destroy(handle: number): number {
-    const event = this.#resolve(handle);
+    this.#end(this.#resolve(handle));
+    return 0;
+  }
+
+  /** The events of a device's context end with it. */
+  endContext(device: number): void {
+    for (const event of this.#world.tables.events.rows()) if (event.device === device) this.#end(event);
+  }
+
+  #end(event: Event): void {
     const { area, slot } = event;
     this.#world.tables.events.destroy(event.id);
     if (area === 0) {
@@ -115,7 +126,6 @@ export class Events {
       this.#world.tables.eventAreas.at(area).holders--;
       this.#dropAreas();
     }
-    return 0;
   }
 
   /** Slots of other processes stay mapped while work that may look at them is queued. */

@@ -1,6 +1,7 @@
 /** The simulated machine, as environment variables describe it: devices, memory, and what the platform refuses. */
 import { environmentVariable } from "../../../ffi/mod.ts";
 import { InvalidArgumentError } from "../../errors.ts";
+import { type Profile, readProfile } from "./profiles.ts";
 
 const MAX_DEVICES = 16;
 const DEFAULT_MEMORY_BYTES = 8 * 2 ** 30;
@@ -15,22 +16,31 @@ export interface SimulatedDevice {
 }
 
 export interface Machine {
+  /** What it cannot do. */
+  readonly profile: Profile;
   /** The devices that this process sees, by ordinal. */
   readonly devices: readonly SimulatedDevice[];
 }
 
 export function readMachine(): Machine {
+  const profile = readProfile();
   const count = readCount("CUDA_IPC_SIM_DEVICES", 1, MAX_DEVICES);
   const totalBytes = readBytes("CUDA_IPC_SIM_MEMORY", DEFAULT_MEMORY_BYTES);
-  const all = Array.from({ length: count }, (_, index) => makeDevice(index, totalBytes));
-  return { devices: visibleDevices(all, environmentVariable("CUDA_VISIBLE_DEVICES")) };
+  const all = Array.from({ length: count }, (_, index) => makeDevice(index, totalBytes, profile));
+  return { profile, devices: visibleDevices(all, environmentVariable("CUDA_VISIBLE_DEVICES")) };
 }
 
-function makeDevice(index: number, totalBytes: number): SimulatedDevice {
+function makeDevice(index: number, wholeBytes: number, profile: Profile): SimulatedDevice {
   const hex = `51b0da7a00004000800000000000${index.toString(16).padStart(4, "0")}`;
   const uuidBytes = Uint8Array.from(hex.match(/../g)!, (pair) => parseInt(pair, 16));
-  const uuid = `GPU-${hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, "$1-$2-$3-$4-$5")}`;
-  return { index, name: `Simulated GPU ${index}`, uuid, uuidBytes, totalBytes };
+  const text = hex.replace(/^(.{8})(.{4})(.{4})(.{4})(.{12})$/, "$1-$2-$3-$4-$5");
+  return {
+    index,
+    name: `Simulated GPU ${index}${profile.nameSuffix ?? ""}`,
+    uuid: `${profile.uuidPrefix ?? "GPU-"}${text}`,
+    uuidBytes,
+    totalBytes: Math.floor(wholeBytes * (profile.memoryShare ?? 1)),
+  };
 }
 
 /** As the driver reads the variable: ordinals or UUID prefixes; the first entry that names nothing ends the list. */

@@ -101,11 +101,11 @@ export class Allocations {
   // ---- host memory
 
   hostAlloc(byteLength: number, flags: number): number {
-    this.#world.context();
+    const { index } = this.#world.context();
     if (byteLength === 0 || (flags & ~KNOWN_HOST_ALLOC_FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
     const span = Math.ceil(byteLength / HOST_GRANULARITY) * HOST_GRANULARITY;
     const start = mapAnonymous(span);
-    this.#world.ranges.add({ kind: HOST, start, byteLength, span, device: -1 });
+    this.#world.ranges.add({ kind: HOST, start, byteLength, span, device: -1, owner: index });
     return this.#world.put(start);
   }
 
@@ -113,21 +113,25 @@ export class Allocations {
     const range = this.#world.ranges.startingAt(address);
     if (range?.kind !== HOST) return CUDA_ERROR_INVALID_VALUE;
     this.#world.waitForDevice();
-    const { start, span } = range;
-    this.#world.ranges.remove(range);
-    unmap(start, span);
+    this.#releaseHost(range);
     return 0;
   }
 
+  #releaseHost(range: Range): void {
+    const { start, span } = range;
+    this.#world.ranges.remove(range);
+    unmap(start, span);
+  }
+
   register(address: number, byteLength: number, flags: number): number {
-    this.#world.context();
+    const { index } = this.#world.context();
     if (address === 0 || byteLength === 0 || (flags & ~KNOWN_REGISTER_FLAGS) !== 0) return CUDA_ERROR_INVALID_VALUE;
     for (const range of this.#world.ranges.between(address, address + byteLength)) {
       return range.kind === REGISTERED || range.kind === HOST
         ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
         : CUDA_ERROR_INVALID_VALUE;
     }
-    this.#world.ranges.add({ kind: REGISTERED, start: address, byteLength, device: -1 });
+    this.#world.ranges.add({ kind: REGISTERED, start: address, byteLength, device: -1, owner: index });
     return 0;
   }
 
@@ -144,6 +148,18 @@ export class Allocations {
     const range = this.#world.ranges.find(address);
     if (range?.kind !== HOST && range?.kind !== REGISTERED) return CUDA_ERROR_INVALID_VALUE;
     return this.#world.put(address);
+  }
+
+  /** What belongs to a device's context ends with it. Pools and virtual memory do not belong to it. */
+  endContext(device: number): void {
+    for (const range of this.#world.tables.ranges.rows()) {
+      if (range.kind === PLAIN || range.kind === LEGACY_IMPORT) {
+        if (range.device === device) this.releasePlain(range);
+      } else if (range.owner === device) {
+        if (range.kind === HOST) this.#releaseHost(range);
+        if (range.kind === REGISTERED) this.#world.ranges.remove(range);
+      }
+    }
   }
 
   // ---- what a pointer is

@@ -1,11 +1,33 @@
-/** The driver without a GPU: devices, memory and streams in TypeScript, over shared memory of the operating system. */
-import type { CudaDriver } from "../driver.ts";
+/**
+ * The driver without a GPU: devices, memory and streams in TypeScript, over shared memory of the operating system. For
+ * machines that have no GPU, and for tests.
+ *
+ * @module
+ */
+import { InvalidArgumentError } from "../../errors.ts";
+import type { CudaDriver, Driver } from "../driver.ts";
+import type { SimulatorControl } from "./control.ts";
 import { readMachine } from "./machine.ts";
 import { SimulatedDriver } from "./simulator.ts";
 import { ProcessState } from "./state.ts";
 import { World } from "./world.ts";
 
+export type { DriverCall } from "./calls.ts";
+export type { SimulatorControl, SimulatorReport } from "./control.ts";
+export type { Fault } from "./faults.ts";
+export type { ProfileName } from "./profiles.ts";
+
 /** Opens the simulator for this thread. All threads of a process share one simulated driver. */
 export function createSimulator(): CudaDriver {
   return new SimulatedDriver(new World(readMachine(), ProcessState.open()));
+}
+
+/**
+ * What tests do with the simulator besides calling it: faults, busy devices, a report of what is left, a reset.
+ *
+ * @throws {InvalidArgumentError} when `driver` is not the simulator.
+ */
+export function simulatorControl(driver: Driver): SimulatorControl {
+  if (driver instanceof SimulatedDriver) return driver.control;
+  throw new InvalidArgumentError('Cannot control the simulator: the driver is not one, expected openDriver("simulator")');
 }

@@ -19,7 +19,7 @@ import { OPAQUE_BYTES } from "../structs.ts";
 import { accessOf, ALL_DEVICES, READ_WRITE, withAccess } from "./access.ts";
 import { type Backing, DATA_AT, type MemoryHeader, POOL_MEMORY, randomKey } from "./backing.ts";
 import { crash, dropPages, toAddress } from "./native.ts";
-import { FREE, type Stream } from "./queue.ts";
+import { FREE, type Stream, type Work } from "./queue.ts";
 import { POOL, POOL_IMPORT, type Range } from "./ranges.ts";
 import { Refusal } from "./refusal.ts";
 import type { RowOf } from "./state.ts";
@@ -53,12 +53,13 @@ export class Pools {
     this.#backing = backing;
     this.#streams = streams;
     world.afterSynchronize = () => this.#afterSynchronize();
-    world.queue.defineEffect(FREE, ({ a: id, b: generation }) => {
+    const endAllocation = ({ a: id, b: generation }: Work) => {
       const { ranges } = world.tables;
       if (!ranges.isLive(id)) return;
       const range = ranges.at(id);
       if (range.freeing !== 0 && range.generation === generation) this.#endAllocation(range);
-    });
+    };
+    world.queue.defineEffect(FREE, endAllocation, endAllocation);
   }
 
   /** The pool of a handle; the driver answers 1 for whatever an imported pool cannot do. */
@@ -94,6 +95,9 @@ export class Pools {
     const isShareable = handleTypes === enums.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     if (!isShareable && handleTypes !== enums.CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
     const device = this.#locate(locationType, locationId, isShareable);
+    const { sharedPools = 0, hostPools = 0 } = this.#world.machine.profile;
+    if (device < 0 && hostPools !== 0) return hostPools;
+    if (isShareable && sharedPools !== 0) return sharedPools;
 
     const space = device < 0 ? HOST_POOL_BYTES : ADDRESS_SPACE_FACTOR * this.#world.visibleDevice(device)!.totalBytes;
     const dataBytes = Math.min(Math.ceil(space / CHUNK_BYTES), MAX_CHUNKS) * CHUNK_BYTES;

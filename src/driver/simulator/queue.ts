@@ -43,16 +43,17 @@ export class Queue {
   readonly #state: ProcessState;
   readonly #effects = new Map<number, Effect>();
   readonly #conditions = new Map<number, Condition>();
-  /** How long the work takes that the present call enqueues. */
-  workMs = 0;
+  readonly #drops = new Map<number, (work: Work) => void>();
 
   constructor(state: ProcessState) {
     this.#state = state;
     this.defineEffect(BUSY, () => {});
   }
 
-  defineEffect(kind: number, effect: Effect): void {
+  /** `drop` is done in place of the effect when the work is dropped. */
+  defineEffect(kind: number, effect: Effect, drop?: (work: Work) => void): void {
     this.#effects.set(kind, effect);
+    if (drop !== undefined) this.#drops.set(kind, drop);
   }
 
   /** A kind of work that is done as soon as the condition holds. */
@@ -66,8 +67,8 @@ export class Queue {
   }
 
   /** Whether work that is enqueued now has no cause to wait. */
-  startsAtOnce(stream: Stream): boolean {
-    if (stream.firstWork !== 0 || this.workMs > 0) return false;
+  startsAtOnce(stream: Stream, workMs: number): boolean {
+    if (stream.firstWork !== 0 || workMs > 0) return false;
     return this.#state.tables.devices.at(stream.device + 1).busyUntil <= now() && this.#isInTurn(stream, Infinity);
   }
 
@@ -117,7 +118,7 @@ export class Queue {
     }
     const fault = this.#effects.get(item.kind)!(item, endTime);
     if (fault) {
-      this.#loseContext(stream.device, fault);
+      this.loseContext(stream.device, fault);
       return true;
     }
     stream.endTime = endTime;
@@ -160,10 +161,15 @@ export class Queue {
 
   /** Drops the stream's work undone. */
   clear(stream: Stream): void {
-    while (stream.firstWork !== 0) this.#removeFirst(stream);
+    while (stream.firstWork !== 0) {
+      const item = this.#state.tables.work.at(stream.firstWork);
+      this.#drops.get(item.kind)?.(item);
+      this.#removeFirst(stream);
+    }
   }
 
-  #loseContext(device: number, code: number): void {
+  /** A fault: the work of all streams of the device is dropped, and the context is of no use any more. */
+  loseContext(device: number, code: number): void {
     this.#state.tables.devices.at(device + 1).lostCode = code;
     for (const stream of this.#state.tables.streams.rows()) if (stream.device === device) this.clear(stream);
   }

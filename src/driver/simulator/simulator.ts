@@ -6,12 +6,15 @@ import type { CudaDriver, MemAccessDesc, MemAllocationProp, Memcpy2D, MemLocatio
 import { CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY } from "../results.ts";
 import { OPAQUE_BYTES } from "../structs.ts";
 import { Backing } from "./backing.ts";
+import { callNumber, type DriverCall } from "./calls.ts";
+import { SimulatorControl } from "./control.ts";
 import { Copies } from "./copy.ts";
 import { Devices } from "./device.ts";
 import { Events } from "./event.ts";
+import { KILL, NO_FAULT } from "./faults.ts";
 import { LegacyHandles } from "./legacy.ts";
 import { Allocations } from "./memory.ts";
-import { toNumber } from "./native.ts";
+import { killSelf, toNumber } from "./native.ts";
 import { Pools } from "./pool.ts";
 import { Refusal } from "./refusal.ts";
 import { Streams } from "./stream.ts";
@@ -29,6 +32,7 @@ const MEMORY_ERRNOS = ["ENOMEM", "ENOSPC"];
 export class SimulatedDriver implements CudaDriver {
   readonly kind = "simulator" as const;
   readonly out: NativeBlock;
+  readonly control: SimulatorControl;
   readonly #world: World;
   readonly #devices: Devices;
   readonly #streams: Streams;
@@ -44,22 +48,31 @@ export class SimulatedDriver implements CudaDriver {
     this.#world = world;
     this.out = world.out;
     const backing = new Backing(world);
-    this.#devices = new Devices(world);
     this.#streams = new Streams(world);
     this.#events = new Events(world, this.#streams);
     this.#pools = new Pools(world, backing, this.#streams);
     this.#allocations = new Allocations(world, backing, this.#pools, this.#streams);
+    this.#devices = new Devices(world, this.#events, this.#allocations);
     this.#copies = new Copies(world, this.#pools, this.#streams);
     this.#virtual = new VirtualMemory(world, backing);
     this.#legacy = new LegacyHandles(world, backing, this.#allocations);
+    this.control = new SimulatorControl(world, backing, this.#streams);
+    world.faults.armFromEnvironment();
   }
 
   /** Every call goes through here: one at a time in the process, with the queues brought up to now. */
-  #call(name: string, body: () => number): number {
-    const { state, queue } = this.#world;
+  #call(name: DriverCall, body: () => number): number {
+    const world = this.#world;
+    const { state, queue } = world;
     state.lock();
     try {
+      world.call = callNumber(name);
+      const fault = world.faults.next(world.call);
+      if (fault === KILL) killSelf();
+      if (fault !== NO_FAULT) return fault;
       if (state.process.initialized === 0 && name !== "cuInit") return CUDA_ERROR_NOT_INITIALIZED;
+      const refusal = world.machine.profile.refusals?.[name];
+      if (refusal !== undefined) return refusal;
       queue.advance();
       return body();
     } catch (error) {

@@ -8,7 +8,8 @@ import { NotSupportedError } from "../../errors.ts";
 import { closeFd } from "../../os/fd.ts";
 import { cString, libc, systemError } from "../../os/libc.ts";
 import { createSharedMemory, mapMemory } from "../../os/memory.ts";
-import { now, readLink, sleepMicroseconds, toNumber, unmap } from "./native.ts";
+import { CALLS } from "./calls.ts";
+import { fillBytes, now, readLink, sleepMicroseconds, toNumber, unmap } from "./native.ts";
 import { cellsOf, type Row, Table, type TableShape } from "./table.ts";
 
 /** Other versions of this module lay their state out differently, and do not see each other. */
@@ -29,7 +30,7 @@ const PUBLIC_SHAPES = {
 const PRIVATE_SHAPES = {
   process: {
     capacity: 1,
-    fields: ["initialized", "serial", "generation", "buffer", "pendingWork", "eventSlot", "faultsArmed", "blockedCalls"],
+    fields: ["initialized", "serial", "generation", "buffer", "pendingWork", "eventSlot", "faultsRead", "calls"],
   },
   streams: {
     capacity: 8192,
@@ -89,8 +90,9 @@ const PRIVATE_SHAPES = {
     fields: ["memory", "byteLength", "locationType", "locationId", "handleTypes", "handles", "mappings"],
   },
   reservations: { capacity: 4096, fields: ["start", "byteLength"] },
-  calls: { capacity: 128, fields: ["count"] },
-  faults: { capacity: 256, fields: ["call", "code", "from", "to", "durationMs"] },
+  /** How often each driver function was called, and how often it blocked. */
+  calls: { capacity: CALLS.length, fields: ["count", "blocked"] },
+  faults: { capacity: 256, fields: ["call", "code", "from", "to", "workMs"] },
 } as const satisfies Record<string, TableShape>;
 
 const SHAPES = { ...PUBLIC_SHAPES, ...PRIVATE_SHAPES };
@@ -219,6 +221,7 @@ export class ProcessState {
       state.#words[WORD_PID] = pid;
       state.tables.process.create({ serial: 1, generation: 1, buffer: 1 });
       for (let index = 0; index < PUBLIC_SHAPES.devices.capacity; index++) state.tables.devices.create({});
+      for (let index = 0; index < CALLS.length; index++) state.tables.calls.create({});
       const fd = claimFd(made);
       // The lowest descriptor wins. What a slower thread made is left mapped: it is empty.
       const winner = findState("self", isOurs);
@@ -249,6 +252,11 @@ export class ProcessState {
 
   unlock(): void {
     Atomics.store(this.#words, WORD_LOCK, 0);
+  }
+
+  /** Makes every event slot free, and unknown to whoever has its event open. */
+  releaseEventSlots(): void {
+    fillBytes(this.eventsAddress, 0, EVENTS_BYTES);
   }
 
   // ---- other processes

@@ -1,4 +1,5 @@
 /** cuMem…: physical memory of its own, mapped at reserved addresses. Each piece is one memfd. */
+import { discardFds } from "../../os/fd.ts";
 import { libc, systemError } from "../../os/libc.ts";
 import type { MemAccessDesc, MemAllocationProp, MemLocation } from "../driver.ts";
 import * as enums from "../enums.ts";
@@ -12,6 +13,7 @@ import {
 } from "../results.ts";
 import { accessOf, READ_WRITE, withAccess } from "./access.ts";
 import { type Backing, DATA_AT, type MemoryHeader, PHYSICAL_MEMORY, randomKey } from "./backing.ts";
+import { nameMemory, openNamedMemory } from "./named_memory.ts";
 import { mapAt, reserveAddresses, unmap, unmapAt } from "./native.ts";
 import { type Range, VIRTUAL } from "./ranges.ts";
 import { Refusal } from "./refusal.ts";
@@ -20,6 +22,9 @@ import type { World } from "./world.ts";
 
 type Physical = RowOf<"physicals">;
 
+const POSIX_FD = enums.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+const FABRIC = enums.CU_MEM_HANDLE_TYPE_FABRIC;
+const KNOWN_HANDLE_TYPES = POSIX_FD | FABRIC;
 const GRANULARITY = 2 * 2 ** 20;
 const F_DUPFD_CLOEXEC = 1030;
 
@@ -45,10 +50,10 @@ export class VirtualMemory {
   /** Where the properties put memory: the device's index, or -1 for the host. Refuses what cannot be had. */
   #locate({ type = 0, requestedHandleTypes = 0, locationType = 0, locationId = 0 }: MemAllocationProp): number {
     if (type !== enums.CU_MEM_ALLOCATION_TYPE_PINNED) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
-    if ((requestedHandleTypes & enums.CU_MEM_HANDLE_TYPE_FABRIC) !== 0) this.#refuseFabric();
-    if ((requestedHandleTypes & ~enums.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !== 0) {
-      throw new Refusal(CUDA_ERROR_NOT_SUPPORTED);
-    }
+    const { hasImexChannel, sharedVirtualMemory = 0 } = this.#world.machine.profile;
+    if (requestedHandleTypes !== 0 && sharedVirtualMemory !== 0) throw new Refusal(sharedVirtualMemory);
+    if ((requestedHandleTypes & ~KNOWN_HANDLE_TYPES) !== 0) throw new Refusal(CUDA_ERROR_NOT_SUPPORTED);
+    if ((requestedHandleTypes & FABRIC) !== 0 && !hasImexChannel) throw new Refusal(CUDA_ERROR_NOT_PERMITTED);
     switch (locationType) {
       case enums.CU_MEM_LOCATION_TYPE_DEVICE:
         return this.#world.device(locationId).index;
@@ -59,11 +64,6 @@ export class VirtualMemory {
         if (requestedHandleTypes === 0) return -1;
     }
     throw new Refusal(CUDA_ERROR_INVALID_VALUE);
-  }
-
-  /** The simulated machine has no IMEX channel. */
-  #refuseFabric(): never {
-    throw new Refusal(CUDA_ERROR_NOT_PERMITTED);
   }
 
   granularity(prop: MemAllocationProp, option: number): number {
@@ -216,25 +216,36 @@ export class VirtualMemory {
 
   exportHandle(handle: number, handleType: number): number {
     const physical = this.#resolve(handle);
-    if (handleType === enums.CU_MEM_HANDLE_TYPE_FABRIC) this.#refuseFabric();
-    if (handleType !== enums.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || physical.handleTypes !== handleType) {
+    if (handleType === FABRIC && !this.#world.machine.profile.hasImexChannel) return CUDA_ERROR_NOT_PERMITTED;
+    if ((handleType !== POSIX_FD && handleType !== FABRIC) || (physical.handleTypes & handleType) === 0) {
       return CUDA_ERROR_INVALID_VALUE;
     }
+    const { fd } = this.#memory(physical);
+    if (handleType === FABRIC) return this.#world.putBytes(nameMemory(this.#world.state, fd, this.#backing.readHeader(fd)!.key));
     this.#world.put(0);
-    return this.#world.putI32(duplicate(this.#memory(physical).fd));
+    return this.#world.putI32(duplicate(fd));
   }
 
   importHandle(osHandle: number | Uint8Array, handleType: number): number {
-    if (handleType === enums.CU_MEM_HANDLE_TYPE_FABRIC) this.#refuseFabric();
-    if (typeof osHandle !== "number" || handleType !== enums.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-      return CUDA_ERROR_INVALID_VALUE;
+    if (handleType === POSIX_FD && typeof osHandle === "number") return this.#import(osHandle);
+    if (handleType !== FABRIC || typeof osHandle === "number") return CUDA_ERROR_INVALID_VALUE;
+    if (!this.#world.machine.profile.hasImexChannel) return CUDA_ERROR_NOT_PERMITTED;
+    const named = openNamedMemory(osHandle);
+    if (named === undefined) return CUDA_ERROR_INVALID_VALUE;
+    try {
+      return this.#backing.readHeader(named.fd)?.key === named.key ? this.#import(named.fd) : CUDA_ERROR_INVALID_VALUE;
+    } finally {
+      discardFds(named.fd);
     }
-    const header = this.#backing.readHeader(osHandle);
+  }
+
+  #import(fd: number): number {
+    const header = this.#backing.readHeader(fd);
     if (header === undefined) return CUDA_ERROR_UNKNOWN;
     if (header.kind !== PHYSICAL_MEMORY) return CUDA_ERROR_NOT_SUPPORTED;
     if (header.device >= 0 && this.#world.visibleDevice(header.device) === undefined) return CUDA_ERROR_INVALID_DEVICE;
-    const fd = duplicate(osHandle);
-    return this.#record(this.#backing.adopt(fd, header, header.dataBytes, fd), header);
+    const copy = duplicate(fd);
+    return this.#record(this.#backing.adopt(copy, header, header.dataBytes, copy), header);
   }
 }
 

@@ -1,6 +1,7 @@
 /** What every part of the simulated driver shares within one thread. */
 import { NativeBlock } from "../../../ffi/mod.ts";
 import { CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_DEVICE } from "../results.ts";
+import { Faults } from "./faults.ts";
 import type { Machine, SimulatedDevice } from "./machine.ts";
 import { sleepMicroseconds } from "./native.ts";
 import { Queue } from "./queue.ts";
@@ -21,6 +22,9 @@ export class World {
   readonly foreign: ForeignStates;
   readonly ranges: Ranges;
   readonly queue: Queue;
+  readonly faults: Faults;
+  /** The number of the present call. */
+  call = 0;
   /** The device whose primary context is current on this thread. */
   current: SimulatedDevice | undefined;
 
@@ -31,6 +35,7 @@ export class World {
     this.foreign = new ForeignStates(state);
     this.ranges = new Ranges(state);
     this.queue = new Queue(state);
+    this.faults = new Faults(state);
   }
 
   // ---- devices: an ordinal counts what this process sees, an index what the machine has
@@ -51,7 +56,7 @@ export class World {
 
   /** Whether one device can use another's memory directly. */
   canAccessPeer(device: number, peer: number): boolean {
-    return device !== peer;
+    return device !== peer && !this.machine.profile.hasNoPeerAccess;
   }
 
   deviceRow(index: number): RowOf<"devices"> {
@@ -80,7 +85,7 @@ export class World {
   /** Blocks this thread, as the driver does, while the simulated devices work on. Other threads may call meanwhile. */
   waitUntil(isDone: () => boolean): void {
     if (isDone()) return;
-    this.state.process.blockedCalls++;
+    this.tables.calls.at(this.call).blocked++;
     for (let sleeps = 0;; sleeps++) {
       this.state.unlock();
       sleepMicroseconds(sleeps < SHORT_SLEEPS ? SHORT_SLEEP_US : LONG_SLEEP_US);
