@@ -144,7 +144,7 @@ const done = () => true;
 
 /** Memory of a pool of this process. */
 export class PoolAllocation extends Allocation {
-  override readonly kind = "pool" as const;
+  override readonly kind: BufferKind = "pool";
   readonly pool: NativePool;
   #description: AllocationDescription | undefined;
 
@@ -168,11 +168,11 @@ export class PoolAllocation extends Allocation {
     pool.exportOnce();
     check(driver.memPoolExportPointer(this.address), "cuMemPoolExportPointer", pool);
     const opaque = driver.out.bytes.slice(0, 64);
-    learnExportLayout(this.context, opaque, this.byteLength);
+    if (this.kind === "pool") learnExportLayout(this.context, opaque, this.byteLength);
     const generation = nextGeneration();
     pool.exported.set(generation, this);
     return {
-      memoryKind: "pool",
+      memoryKind: this.kind === "host" ? "host" : "pool",
       deviceUuid,
       exporter: ownIdentity(),
       poolId: pool.id,
@@ -198,7 +198,7 @@ export class PoolAllocation extends Allocation {
 
 /** A mapping of another process's pool memory. */
 export class ImportedAllocation extends Allocation {
-  override readonly kind = "pool" as const;
+  override readonly kind: BufferKind = "pool";
   readonly pool: NativePool;
   readonly descriptor: BufferDescriptor;
   readonly #mapping: ImportedMapping;
@@ -234,10 +234,15 @@ export class ImportedAllocation extends Allocation {
   protected override giveBack(stream: NativeStream): () => boolean {
     // The driver unmaps an import without waiting for the work that uses it
     return reapAfter([stream], () => {
-      const result = this.#mapping.release();
+      const result = this.unmap();
       this.pool.release();
       check(result, "cuMemFree", this.pool);
     }, this.byteLength);
+  }
+
+  /** Gives the driver's result. */
+  protected unmap(): number {
+    return this.#mapping.release();
   }
 }
 

@@ -1,24 +1,22 @@
 /** Ranges of GPU memory. */
-import { addOffset, type Address, addressToBigInt, type Size, toSize } from "../../ffi/mod.ts";
+import { addOffset, type Address, addressToBigInt, createHostView, type HostView, type Size, toSize } from "../../ffi/mod.ts";
 import { Action, checkBytes, checkInteger, checkOptions, checkSignal, invalid, type Text } from "../arguments.ts";
 import { Closable, type WaitOptions } from "../closable.ts";
 import { type Context, contextOf } from "../context.ts";
 import { Device } from "../device.ts";
 import { check } from "../driver/check.ts";
-import { ClosedError, DeviceNotVisibleError, InvalidArgumentError, NotSupportedError, SameProcessError } from "../errors.ts";
-import { NativeStream, nativeStream } from "../native_stream.ts";
-import { ownIdentity } from "../os/process.ts";
-import { ImportedMapping } from "../share/import_registry.ts";
+import { ClosedError, DeviceNotVisibleError, InvalidArgumentError, NotSupportedError } from "../errors.ts";
+import { type NativeStream, nativeStream } from "../native_stream.ts";
 import type { CudaStream } from "../stream.ts";
 import { BufferDescriptor } from "../wire/descriptor.ts";
-import { isSameProcess } from "../wire/identity.ts";
-import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import type { AllocationHandle } from "./allocation_handle.ts";
-import { type Allocation, type BufferKind, ImportedAllocation } from "./allocation.ts";
-import { checkExportData } from "./export_layout.ts";
-import { importLimitError } from "./import_limit.ts";
+import type { Allocation, BufferKind } from "./allocation.ts";
 import { nativePool } from "./native_pool.ts";
+import type { HostPool } from "./host_pool.ts";
+import { hostPoolParts } from "./native_host_pool.ts";
+import { withStream } from "./own_stream.ts";
 import type { MemoryPool } from "./pool.ts";
+import { openFromHostPool, openFromPool } from "./pool_import.ts";
 import { reaped } from "./reaper.ts";
 import { copyFromDevice, copyFromDeviceSync, copyToDevice, copyToDeviceSync } from "./staging.ts";
 import { VirtualAllocation } from "./virtual_allocation.ts";
@@ -57,6 +55,8 @@ export interface FillOptions extends StreamOption {
   readonly width?: 1 | 2 | 4;
 }
 
+/** What an array holds in both runtimes. */
+const MAX_VIEW_BYTES = 2 ** 32;
 const DEFAULT_CHUNK_BYTES = 16 * 1024 * 1024;
 const TOKEN: unique symbol = Symbol("DeviceBuffer");
 
@@ -67,12 +67,15 @@ interface Range {
 }
 
 let allocationIn: (buffer: DeviceBuffer) => Allocation;
-let make: (allocation: Allocation, device: Device, pool: MemoryPool | null, range: Range) => DeviceBuffer;
+let make: (allocation: Allocation, device: Device | null, pool: MemoryPool | HostPool | null, range: Range) => DeviceBuffer;
+
+/** Which buffer owns the memory behind a view: the view alone keeps the buffer from being collected. */
+const owners = new WeakMap<ArrayBuffer, DeviceBuffer>();
 
 /** What is behind a usable buffer: its allocation, and where it begins in it. */
 interface BufferParts {
   readonly allocation: Allocation;
-  readonly device: Device;
+  readonly device: Device | null;
   readonly byteOffset: number;
 }
 
@@ -97,8 +100,8 @@ let access: (value: unknown, action: Text) => BufferParts;
  */
 export class DeviceBuffer extends Closable {
   readonly #allocation: Allocation;
-  readonly #device: Device;
-  readonly #pool: MemoryPool | null;
+  readonly #device: Device | null;
+  readonly #pool: MemoryPool | HostPool | null;
   /** The buffer that a view belongs to; itself for one that is no view. */
   readonly #root: DeviceBuffer;
   readonly #byteOffset: number;
@@ -106,14 +109,17 @@ export class DeviceBuffer extends Closable {
   readonly #address: Address;
   readonly #size: Size;
   #freeStream: NativeStream | undefined;
+  #view: HostView | undefined;
+  /** Of a buffer that is no view: those that its parts have given out. */
+  #viewed: DeviceBuffer[] | undefined;
   #descriptor: BufferDescriptor | undefined;
 
   /** Not for users: see `pool.allocate` and {@linkcode DeviceBuffer.import}. */
   private constructor(
     token: typeof TOKEN,
     allocation: Allocation,
-    device: Device,
-    pool: MemoryPool | null,
+    device: Device | null,
+    pool: MemoryPool | HostPool | null,
     range: Range,
     parent?: DeviceBuffer,
   ) {
@@ -154,66 +160,23 @@ export class DeviceBuffer extends Closable {
    * see. Importing the same allocation again counts users of one mapping. In the exporter's own process it gives an
    * alias. The exporter must not free the memory before all importers have: the driver does not prevent it.
    *
-   * `stream` is where the import is freed by default; it is given back when that stream's work is done.
+   * `stream` is where the import is freed by default; it is given back when that stream's work is done. Of a HostPool's
+   * buffer it may be left out.
    *
    * @throws {ImportLimitError} when the allocation is larger than 4064 MiB.
    * @throws {ProtocolError} when the driver's bytes in the descriptor contradict it.
    * @throws {DeviceNotVisibleError} when the memory is on another device than the pool's.
    * @throws {InvalidArgumentError} when the descriptor is of another pool.
    */
-  static import(pool: MemoryPool, descriptor: BufferDescriptor, options: { stream: CudaStream }): DeviceBuffer {
-    const native = nativePool(pool, "import a buffer");
-    const action = new Action("import a buffer from", native);
-    if (!(descriptor instanceof BufferDescriptor)) throw invalid(action, "descriptor", descriptor, "a BufferDescriptor");
-    const stream = nativeStream(options?.stream, action);
-    const { context } = native;
-    if (stream.context !== context) {
-      throw new InvalidArgumentError(
-        `Cannot ${action}: the stream belongs to ${stream.context}. Use a stream of the pool's device`,
-      );
+  static import(pool: MemoryPool | HostPool, descriptor: BufferDescriptor, options?: StreamOption): DeviceBuffer {
+    if (!(descriptor instanceof BufferDescriptor)) {
+      throw invalid("import a buffer", "descriptor", descriptor, "a BufferDescriptor");
     }
-    if (descriptor.memoryKind === "virtual" && native.isImported) {
-      throw new InvalidArgumentError(
-        `Cannot ${action}: its memory is virtual, which a pool's handle does not open. Use DeviceBuffer.importVirtual ` +
-          `with what the exporter's buffer.exportHandles() gave`,
-      );
-    }
-    if (descriptor.memoryKind !== "pool" && descriptor.memoryKind !== "virtual") {
-      throw invalid(action, "descriptor.memoryKind", descriptor.memoryKind, '"pool"');
-    }
-    if (descriptor.deviceUuid !== pool.device.uuid) {
-      throw new DeviceNotVisibleError(
-        `Cannot ${action}: its memory is on ${descriptor.deviceUuid}, the pool's on ${pool.device.uuid}`,
-      );
-    }
-    if (native.id !== "" && descriptor.poolId !== null && descriptor.poolId !== native.id) {
-      throw invalid(action, "descriptor.poolId", descriptor.poolId, `the pool's id ${native.id}`);
-    }
-    if (descriptor.memoryKind === "pool" && descriptor.allocationByteLength > MAX_POOL_ALLOCATION_BYTES) {
-      throw importLimitError(action, descriptor.allocationByteLength);
-    }
-    let allocation: Allocation;
-    if (native.isImported) {
-      checkExportData(context, descriptor, pool.device.totalMemoryBytes);
-      context.makeCurrent();
-      check(context.driver.memPoolImportPointer(native.handle, descriptor.opaque), "cuMemPoolImportPointer", native);
-      const address = context.driver.out.readAddress(0);
-      const mapping = ImportedMapping.use(context.driver, native.handle, address, descriptor.generation);
-      allocation = new ImportedAllocation(native, descriptor, mapping, stream);
-    } else {
-      if (!isSameProcess(descriptor.exporter, ownIdentity())) {
-        throw new InvalidArgumentError(
-          `Cannot ${action}: the descriptor comes from process ${descriptor.exporter.pid}, this pool is our own`,
-        );
-      }
-      const original = native.exported.get(descriptor.generation);
-      if (original === undefined) {
-        throw new SameProcessError(`Cannot ${action}: this process exported it and has freed it since. Use the original buffer`);
-      }
-      original.hold();
-      allocation = original;
-    }
-    return make(allocation, pool.device, pool, descriptor);
+    const { stream } = checkOptions("import a buffer", options);
+    const host = hostPoolParts(pool, "import a buffer");
+    return host === undefined
+      ? make(openFromPool(nativePool(pool, "import a buffer"), pool.device!, descriptor, stream), pool.device, pool, descriptor)
+      : make(openFromHostPool(host.native, descriptor, stream), host.device, pool, descriptor);
   }
 
   /**
@@ -249,6 +212,32 @@ export class DeviceBuffer extends Closable {
     return make(allocation, device, null, descriptor);
   }
 
+  /**
+   * The bytes of host memory, without a copy; every reading gives the same array. Freeing the buffer, or closing the
+   * part that it is of, detaches it: its length is 0 then. An array of more than 4 GiB cannot be had: view it in parts,
+   * `buffer.subarray(begin, end).view`. Do not transfer its ArrayBuffer: what was transferred cannot be detached, and
+   * reading freed memory kills the process.
+   *
+   * @throws {NotSupportedError} when the host cannot reach the memory: use {@linkcode read}.
+   * @throws {RangeError} above 4 GiB.
+   */
+  get view(): Uint8Array<ArrayBuffer> {
+    this.#checkUsable("view a buffer");
+    return (this.#view ??= this.#openView()).bytes;
+  }
+
+  #openView(): HostView {
+    const { hostAddress } = this.#allocation;
+    if (hostAddress === undefined) throw new NotSupportedError(`Cannot view ${this}: the host reaches only a HostPool's memory`);
+    if (this.#byteLength > MAX_VIEW_BYTES) {
+      throw new RangeError(`Cannot view ${this}: no array holds more than ${MAX_VIEW_BYTES} bytes. View it by subarray()`);
+    }
+    const view = createHostView(addOffset(hostAddress, this.#byteOffset), this.#byteLength);
+    owners.set(view.bytes.buffer, this.#root);
+    (this.#root.#viewed ??= []).push(this);
+    return view;
+  }
+
   /** Its length in bytes. */
   get byteLength(): number {
     return this.#byteLength;
@@ -258,12 +247,17 @@ export class DeviceBuffer extends Closable {
     this.checkOpen("take the address of a buffer");
     return addressToBigInt(this.#address);
   }
-  /** The device whose memory it is. */
+  /**
+   * The device whose memory it is; of host memory, the one that its pool was made or imported for.
+   *
+   * @throws {NotSupportedError} for host memory that was imported without a device.
+   */
   get device(): Device {
-    return this.#device;
+    if (this.#device !== null) return this.#device;
+    throw new NotSupportedError(`Cannot tell the device of ${this}: its pool was imported without one`);
   }
   /** The pool that it comes from; null where there is none. */
-  get pool(): MemoryPool | null {
+  get pool(): MemoryPool | HostPool | null {
     return this.#pool;
   }
   /** What kind of memory it is. */
@@ -500,7 +494,7 @@ export class DeviceBuffer extends Closable {
   }
 
   #export(): BufferDescriptor {
-    const description = this.#allocation.describe(this.#device.uuid, `export ${this}`);
+    const description = this.#allocation.describe(this.#device?.uuid ?? "", `export ${this}`);
     return new BufferDescriptor({ ...description, byteOffset: this.#byteOffset, byteLength: this.#byteLength });
   }
 
@@ -528,6 +522,8 @@ export class DeviceBuffer extends Closable {
 
   /** Called once, by `close`. */
   protected override onClose(): void {
+    this.#view?.detach();
+    if (this.#root === this) { for (const part of this.#viewed ?? []) part.#view!.detach(); }
     if (this.#root === this) this.#allocation.release(this.#freeStream ?? this.#allocation.stream);
   }
 
@@ -565,33 +561,17 @@ function checkReach(action: Text, device: Device, { driver }: Context, ownerUuid
   }
 }
 
-/** Calls `body` with the given stream of the device, or with a new one, which lives as long as `body`'s result holds it. */
-export function withStream<T>(
-  context: Context,
-  given: CudaStream | undefined,
-  action: Text,
-  body: (stream: NativeStream) => T,
-): T {
-  if (given !== undefined) {
-    const stream = nativeStream(given, action);
-    if (stream.context === context) return body(stream);
-    throw new InvalidArgumentError(`Cannot ${action}: the stream belongs to ${stream.context}. Use a stream of ${context}`);
-  }
-  const stream = NativeStream.create(context, true, 0);
-  try {
-    return body(stream);
-  } finally {
-    stream.release();
-  }
-}
-
 /** Gives what is behind an open DeviceBuffer, else throws InvalidArgumentError or ClosedError. */
 export function bufferParts(value: unknown, action: Text): BufferParts {
   return access(value, action);
 }
 
 /** Makes the buffer that owns a whole allocation. */
-export function wrapAllocation(allocation: Allocation, device: Device, pool: MemoryPool | null): DeviceBuffer {
+export function wrapAllocation(
+  allocation: Allocation,
+  device: Device | null,
+  pool: MemoryPool | HostPool | null,
+): DeviceBuffer {
   return make(allocation, device, pool, { byteOffset: 0, byteLength: allocation.byteLength });
 }
 

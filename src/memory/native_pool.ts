@@ -54,15 +54,21 @@ export class NativePool {
     context.hold();
   }
 
-  /** Makes a pool of device memory (`cuMemPoolCreate`). `maxBytes` 0 is no limit. */
-  static create(context: Context, id: string, ipc: boolean, maxBytes: number): NativePool {
+  /** Makes a pool (`cuMemPoolCreate`), of the device's memory unless another place is named. `maxBytes` 0 is no limit. */
+  static create(
+    context: Context,
+    id: string,
+    ipc: boolean,
+    maxBytes: number,
+    location: { type: number; id: number } = { type: CU_MEM_LOCATION_TYPE_DEVICE, id: context.ordinal },
+  ): NativePool {
     const { driver } = context;
     context.makeCurrent();
     const props = {
       allocType: CU_MEM_ALLOCATION_TYPE_PINNED,
       handleTypes: ipc ? ipcHandleType() : CU_MEM_HANDLE_TYPE_NONE,
-      locationType: CU_MEM_LOCATION_TYPE_DEVICE,
-      locationId: context.ordinal,
+      locationType: location.type,
+      locationId: location.id,
       win32SecurityAttributes: ipc ? securityAttributes() : undefined,
       maxSize: maxBytes,
     };
@@ -103,6 +109,11 @@ export class NativePool {
       check(this.#setAccess(ordinal, allowed), "cuMemPoolSetAccess", this);
       for (const { range } of this.#virtual) range.setAccess([ordinal], allowed);
     }
+  }
+
+  /** Lets streams of a device use memory that is not its own: of the host. */
+  allow(ordinal: number): void {
+    check(this.#setAccess(ordinal, true), "cuMemPoolSetAccess", this);
   }
 
   #setAccess(ordinal: number, allowed: boolean): number {
@@ -196,10 +207,13 @@ export class NativePool {
   /** The last release destroys the pool. An imported one cannot be destroyed: the driver keeps it. */
   release(): void {
     if (--this.#holders > 0) return;
-    this.context.makeCurrent();
     // The driver gives a later pool the same handle, and with it the access that was not revoked
     if (this.#hasPeers) { for (const ordinal of this.#otherDevices()) this.#setAccess(ordinal, false); }
-    const result = this.isImported ? 0 : this.context.driver.memPoolDestroy(this.handle);
+    let result = 0;
+    if (!this.isImported) {
+      this.context.makeCurrent();
+      result = this.context.driver.memPoolDestroy(this.handle);
+    }
     this.context.release();
     check(result, "cuMemPoolDestroy", this);
   }

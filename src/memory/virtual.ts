@@ -3,8 +3,9 @@ import { checkBoolean, checkInteger, checkOptions, invalid } from "../arguments.
 import { contextOf } from "../context.ts";
 import type { Device } from "../device.ts";
 import { CU_MEM_HANDLE_TYPE_FABRIC } from "../driver/enums.ts";
-import { bufferParts, type DeviceBuffer, type StreamOption, withStream, wrapAllocation } from "./buffer.ts";
+import { bufferParts, type DeviceBuffer, type StreamOption, wrapAllocation } from "./buffer.ts";
 import { ipcHandleType } from "./os_handle.ts";
+import { withStream } from "./own_stream.ts";
 import { VirtualAllocation } from "./virtual_allocation.ts";
 
 /** How to allocate virtual memory. */

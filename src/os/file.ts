@@ -31,3 +31,11 @@ export function readTextFile(path: string): string | undefined {
     discardFds(fd);
   }
 }
+
+/** Up to `byteLength` bytes (4 KiB at most) of an open file; fewer at its end. */
+export function readBytesAt(fd: number, byteLength: number, byteOffset: number): Uint8Array {
+  const block = chunk ??= new NativeBlock(CHUNK_BYTES);
+  const count = retryInterrupted(() => libc().pread(fd, block.addressAt(0), toSize(byteLength), toSize(byteOffset)));
+  if (count < 0) throw systemError("pread", `Cannot read file descriptor ${fd}`);
+  return block.bytes.slice(0, count);
+}

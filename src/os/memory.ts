@@ -1,7 +1,8 @@
 /** Shared memory without a name: memfd and mmap. */
 import { type Address, addressFromNumber, addressToBigInt, toSize } from "../../ffi/mod.ts";
-import { ProtocolError } from "../errors.ts";
+import { NotSupportedError, ProtocolError } from "../errors.ts";
 import { closeFd, inspectFd } from "./fd.ts";
+import { readTextFile } from "./file.ts";
 import { cString, libc, systemError } from "./libc.ts";
 
 const MFD_CLOEXEC = 1;
@@ -60,4 +61,11 @@ export function mapMemory(fd: number, byteLength: number, byteOffset = 0): Addre
 /** Unmaps what `mapMemory` mapped. Detach the views first. */
 export function unmapMemory(address: Address, byteLength: number): void {
   if (libc().munmap(address, toSize(byteLength)) !== 0) throw systemError("munmap", `Cannot unmap ${byteLength} bytes`);
+}
+
+/** The memory of this machine in bytes. */
+export function hostMemoryBytes(): number {
+  const match = /^MemTotal: *(\d+) kB$/m.exec(readTextFile("/proc/meminfo") ?? "");
+  if (match === null) throw new NotSupportedError("Cannot tell how much memory this machine has: /proc/meminfo does not say");
+  return Number(match[1]) * 1024;
 }

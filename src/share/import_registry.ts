@@ -5,34 +5,50 @@
 import type { Address } from "../../ffi/mod.ts";
 import type { CudaDriver } from "../driver/driver.ts";
 
-/** By what the driver returned, never by what a peer claims: driver, pool handle, mapped address. */
-const mappings = new Map<CudaDriver, Map<Address, Map<Address, ImportedMapping>>>();
+/** The mapped address; for host memory, whose second import the driver refuses, its offset in the exporter's pool. */
+type Key = Address | bigint;
+
+/** By what the driver returned, never by what a peer claims: driver, pool handle, place. */
+const mappings = new Map<CudaDriver, Map<Address, Map<Key, ImportedMapping>>>();
 
 /** A mapped allocation of another process. */
 export class ImportedMapping {
   readonly address: Address;
+  readonly byteLength: number;
   readonly #driver: CudaDriver;
   readonly #pool: Address;
+  readonly #key: Key;
   #users = 0;
   #generation = 0;
 
-  private constructor(driver: CudaDriver, pool: Address, address: Address) {
+  private constructor(driver: CudaDriver, pool: Address, key: Key, address: Address, byteLength: number) {
     this.#driver = driver;
     this.#pool = pool;
+    this.#key = key;
     this.address = address;
+    this.byteLength = byteLength;
   }
 
-  /** Counts one user of the mapping that the driver has just returned. Each is ended by `release`. */
-  static use(driver: CudaDriver, pool: Address, address: Address, generation: number): ImportedMapping {
+  /** What is mapped at a place of a pool. */
+  static find(driver: CudaDriver, pool: Address, key: Key): ImportedMapping | undefined {
+    return mappings.get(driver)?.get(pool)?.get(key);
+  }
+
+  /** Registers what the driver has just mapped. */
+  static add(driver: CudaDriver, pool: Address, key: Key, address: Address, byteLength: number): ImportedMapping {
     let byPool = mappings.get(driver);
     if (byPool === undefined) mappings.set(driver, byPool = new Map());
-    let byAddress = byPool.get(pool);
-    if (byAddress === undefined) byPool.set(pool, byAddress = new Map());
-    let mapping = byAddress.get(address);
-    if (mapping === undefined) byAddress.set(address, mapping = new ImportedMapping(driver, pool, address));
-    mapping.#users++;
-    mapping.#generation = Math.max(mapping.#generation, generation);
+    let byKey = byPool.get(pool);
+    if (byKey === undefined) byPool.set(pool, byKey = new Map());
+    const mapping = new ImportedMapping(driver, pool, key, address, byteLength);
+    byKey.set(key, mapping);
     return mapping;
+  }
+
+  /** Counts one user. Each is ended by `release`. */
+  addUser(generation: number): void {
+    this.#users++;
+    this.#generation = Math.max(this.#generation, generation);
   }
 
   /** Whether a newer allocation of the exporter lies at the same place: the older descriptor's memory is gone. */
@@ -43,10 +59,15 @@ export class ImportedMapping {
   /** Ends one user; the last one unmaps. Gives the driver's result. No work uses the mapping any more. */
   release(): number {
     if (--this.#users > 0) return 0;
+    const result = this.#driver.memFree(this.address);
+    if (result === 0) this.#forget(); // else it is still mapped, for a later import to find
+    return result;
+  }
+
+  #forget(): void {
     const byPool = mappings.get(this.#driver)!;
-    const byAddress = byPool.get(this.#pool)!;
-    byAddress.delete(this.address);
-    if (byAddress.size === 0) byPool.delete(this.#pool);
-    return this.#driver.memFree(this.address);
+    const byKey = byPool.get(this.#pool)!;
+    byKey.delete(this.#key);
+    if (byKey.size === 0) byPool.delete(this.#pool);
   }
 }
