@@ -20,12 +20,13 @@ function socketBytesOf(output: string): number[] {
   return [...output.matchAll(/(\d+) bytes crossed the socket/g)].map((match) => Number(match[1]));
 }
 
-function assertAgreement(exit: Exit, digest: string): void {
+function assertAgreement(exit: Exit, digest: string, driver: string): void {
   assertEquals(exit.stderr, "");
   assertEquals(exit.code, 0);
   assertStringIncludes(exit.stdout, "Deno to Bun: all agree");
   assertStringIncludes(exit.stdout, "Bun to Deno: all agree");
   assertEquals(digestsOf(exit.stdout), Array(4).fill(digest));
+  assertEquals(exit.stdout.match(/process \d+, on .*$/gm)?.map((line) => line.includes(`(${driver})`)), Array(4).fill(true));
   const socketBytes = socketBytesOf(exit.stdout);
   assertEquals(socketBytes.length, 2);
   for (const bytes of socketBytes) assert(bytes > 0 && bytes < MAX_SOCKET_BYTES, `${bytes} bytes crossed the socket`);
@@ -35,12 +36,12 @@ function sha256(bytes: Uint8Array): string {
   return createHash("sha256").update(bytes).digest("hex");
 }
 
-export function testAgreement(): void {
+export function testAgreement(driver: "simulator" | "CUDA driver"): void {
   const skip = skipWithout(otherRuntime);
 
   test("demo: both directions agree about the file that ships", { skip }, async () => {
     const exit = await runDemo([]);
-    assertAgreement(exit, sha256(readFileSync(SAMPLE)));
+    assertAgreement(exit, sha256(readFileSync(SAMPLE)), driver);
     const chunks = [...exit.stdout.matchAll(/loaded (\d+) chunks/g)].map((match) => Number(match[1]));
     assertEquals(chunks.length, 2);
     for (const count of chunks) assert(count >= 3, `loaded in ${count} chunks`);
@@ -48,13 +49,14 @@ export function testAgreement(): void {
 
   test("demo: a file of one byte", { skip }, async () => {
     using folder = new TemporaryFolder();
-    assertAgreement(await runDemo(["--file", folder.file("one", "x")]), sha256(new TextEncoder().encode("x")));
+    const bytes = Uint8Array.of(0x78);
+    assertAgreement(await runDemo(["--file", folder.file("one", bytes)]), sha256(bytes), driver);
   });
 
   test("demo: a file of some MiB sends as few bytes over the socket", { skip }, async () => {
     using folder = new TemporaryFolder();
     const bytes = Uint8Array.from({ length: 5 * 1024 * 1024 + 3 }, (_, index) => index * 7 + (index >> 11));
-    assertAgreement(await runDemo(["--file", folder.file("some", bytes)]), sha256(bytes));
+    assertAgreement(await runDemo(["--file", folder.file("some", bytes)]), sha256(bytes), driver);
   });
 
   test("demo: --corrupt fails on both sides, by the digests", { skip }, async () => {

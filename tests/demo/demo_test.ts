@@ -21,7 +21,7 @@ function assertRefused(exit: Exit, text: string): void {
   assert(!exit.stdout.includes("producer"), exit.stdout);
 }
 
-testAgreement();
+testAgreement("simulator");
 
 test("the file that ships has an odd length and at least three chunks", () => {
   const { byteLength } = readFileSync(SAMPLE);
