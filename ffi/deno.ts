@@ -1,6 +1,5 @@
 /** The adapter for Deno: the only file that says `Deno.dlopen`. */
 import type { Adapter, Address, ArgumentType, NativeLibrary, ResultType, Signature, Size, SymbolTable } from "./types.ts";
-import { NotSupportedError } from "../src/errors.ts";
 import { checkedBytes, checkedStruct, checkSignature } from "./guards.ts";
 
 /** The few members of the Deno namespace that are used, so that no runtime's types leak into ours. */
@@ -70,8 +69,10 @@ function createDenoAdapter(deno: DenoNamespace): Adapter {
       });
       return Object.fromEntries(functions) as NativeLibrary<T>;
     },
-    workerSource() {
-      throw new NotSupportedError("Cannot make a Worker for blocking calls: Deno has nonblocking calls instead");
+    workerSource(path, table, body) {
+      const declared = Object.fromEntries(Object.entries(table).map(([name, s]) => [name, declare(name, s)]));
+      const names = Object.keys(table).join(", ");
+      return `const { ${names} } = Deno.dlopen(${JSON.stringify(path)}, ${JSON.stringify(declared)}).symbols;\n${body}`;
     },
     addressFromBigInt: (value) => value as Address,
     addressToBigInt: (address) => address as unknown as bigint,

@@ -72,8 +72,8 @@ export function openLibrary<T extends SymbolTable>(name: string, candidates: rea
 }
 
 /**
- * JavaScript for a Worker that imports no file: `body`, with the C library's functions of the table as variables. Bun only:
- * Deno has nonblocking calls.
+ * JavaScript for a Worker that may block and imports no file: `body`, with the C library's functions of the table as variables.
+ * Nothing checks their arguments.
  */
 export function libcWorkerSource(table: SymbolTable, body: string): string {
   return adapter().workerSource(libcCandidates()[0], table, body);

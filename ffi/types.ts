@@ -91,10 +91,7 @@ export interface Adapter {
   environmentAccess(name: string): "granted" | "denied" | "prompt";
   /** Opens a library by one candidate path or loader name; throws when it cannot. */
   openLibrary<T extends SymbolTable>(path: string, table: T): NativeLibrary<T>;
-  /**
-   * JavaScript for a Worker that imports no file: `body`, with the table's functions as variables. For blocking calls where
-   * `nonblocking` ones do not exist, so Deno refuses.
-   */
+  /** JavaScript for a Worker that imports no file: `body`, with the table's functions as variables, without any checks. */
   workerSource(path: string, table: SymbolTable, body: string): string;
   addressFromBigInt(value: bigint): Address;
   addressToBigInt(address: Address): bigint;
