@@ -78,6 +78,7 @@ function run(runtime: Runtime, files: readonly string[], driver: string): Promis
     : ["test", "--timeout", "60000", ...files.map((file) => `./${file}`)];
   const env: NodeJS.ProcessEnv = { ...process.env, CUDA_IPC_DRIVER: driver, NO_COLOR: "1" };
   delete env.FORCE_COLOR;
+  env.CUDA_IPC_SIM_MACHINE ??= `test${process.pid}`; // no other run on this machine counts as a user of our devices
   env[currentRuntime === "deno" ? "CUDA_IPC_TEST_DENO" : "CUDA_IPC_TEST_BUN"] ??= process.execPath;
   console.log(`\n==== ${runtime} ${args[0]}: ${files.length} files, driver ${driver}\n`);
   return new Promise((resolve) => {

@@ -6,6 +6,7 @@ import { discardFds } from "../../src/os/fd.ts";
 import { Listener, sendBytes } from "../../src/os/socket.ts";
 import { waitReadable } from "../../src/os/waiter.ts";
 import { type Exit, type Runtime, type RuntimeProcess, spawnRuntime } from "../helpers/runtimes.ts";
+import { local } from "./local.ts";
 import { type Answer, type Command, Session } from "./session.ts";
 
 const PROGRAM = new URL("./peer_program.ts", import.meta.url);
@@ -28,7 +29,7 @@ export class Peer extends Session {
     try {
       const flags = runtime === "deno" ? ["--allow-ffi"] : [];
       const process = spawnRuntime(runtime, PROGRAM, [path], {
-        env: { CUDA_IPC_DRIVER: "simulator", ...env },
+        env: { CUDA_IPC_DRIVER: "simulator", CUDA_IPC_SIM_MACHINE: local().machine, ...env },
         flags,
       });
       if (await process.nextLine() !== "ready") throw new Error(`the peer did not start: ${(await process.exited).stderr}`);

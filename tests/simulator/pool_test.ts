@@ -1,11 +1,11 @@
 /** Memory pools of the simulator: the rows "Pools (exporter)" and "Pools (importer)" of docs/driver-behaviour.md. */
 import { test } from "node:test";
 import { assert, assertEquals, assertNotEquals } from "@std/assert";
-import { createSimulator } from "../../src/driver/simulator/mod.ts";
 import { discardFds } from "../../src/os/fd.ts";
 import { currentRuntime, otherRuntime, skipWithout } from "../helpers/runtimes.ts";
+import { local } from "./local.ts";
 import { Peer } from "./peer.ts";
-import { address, bytes, LocalSession, size, u64 } from "./session.ts";
+import { address, bytes, type LocalSession, size, u64 } from "./session.ts";
 
 const MiB = 2 ** 20;
 const RESERVED = 5;
@@ -13,160 +13,154 @@ const USED = 7;
 const THRESHOLD = 4;
 const skip = skipWithout(otherRuntime);
 
-function openLocal(): LocalSession {
-  const driver = createSimulator();
-  driver.init(0);
-  return new LocalSession(driver);
-}
-
 async function attribute(session: LocalSession, pool: bigint, which: number): Promise<number> {
   return (await session.do("memPoolGetAttribute", address(pool), which)).number();
 }
 
 test("a pool's pointer cannot be exported before the pool, nor without a handle type, nor from its middle", async () => {
-  const local = openLocal();
-  const stream = await local.start();
-  const pool = await local.createPool();
-  const pointer = await local.allocate(pool, MiB, stream);
-  assertEquals(await local.code("memPoolExportPointer", address(pointer)), 1);
-  const fd = await local.exportPool(pool);
-  const first = (await local.do("memPoolExportPointer", address(pointer))).opaque;
-  const second = (await local.do("memPoolExportPointer", address(pointer))).opaque;
+  const { session } = local();
+  const stream = await session.start();
+  const pool = await session.createPool();
+  const pointer = await session.allocate(pool, MiB, stream);
+  assertEquals(await session.code("memPoolExportPointer", address(pointer)), 1);
+  const fd = await session.exportPool(pool);
+  const first = (await session.do("memPoolExportPointer", address(pointer))).opaque;
+  const second = (await session.do("memPoolExportPointer", address(pointer))).opaque;
   assertEquals(first, second);
-  assertEquals(await local.code("memPoolExportPointer", address(pointer + 256n)), 1);
-  const another = await local.exportPool(pool);
+  assertEquals(await session.code("memPoolExportPointer", address(pointer + 256n)), 1);
+  const another = await session.exportPool(pool);
   assertNotEquals(another, fd);
-  assertEquals((await local.do("isCloseOnExec", fd)).number(), 0);
+  assertEquals((await session.do("isCloseOnExec", fd)).number(), 0);
 
-  const privatePool = await local.createPool({ handleTypes: 0 });
-  const own = await local.allocate(privatePool, MiB, stream);
-  assertEquals(await local.code("memPoolExportToShareableHandle", address(privatePool), 1), 1);
-  assertEquals(await local.code("memPoolExportPointer", address(own)), 1);
+  const privatePool = await session.createPool({ handleTypes: 0 });
+  const own = await session.allocate(privatePool, MiB, stream);
+  assertEquals(await session.code("memPoolExportToShareableHandle", address(privatePool), 1), 1);
+  assertEquals(await session.code("memPoolExportPointer", address(own)), 1);
 
   const view = new DataView(first.buffer, first.byteOffset);
   assertEquals(view.getBigUint64(32, true), BigInt(MiB));
   assertEquals(view.getBigUint64(24, true), 0n);
   discardFds(fd, another);
   for (const [p, owner] of [[pointer, pool], [own, privatePool]]) {
-    await local.do("memFreeAsync", address(p), address(stream));
-    await local.do("streamSynchronize", address(stream));
-    await local.do("memPoolDestroy", address(owner));
+    await session.do("memFreeAsync", address(p), address(stream));
+    await session.do("streamSynchronize", address(stream));
+    await session.do("memPoolDestroy", address(owner));
   }
 });
 
 test("maxSize is rounded up to 32 MiB and 0 is no limit", async () => {
-  const local = openLocal();
-  const stream = await local.start();
+  const { session } = local();
+  const stream = await session.start();
   for (const [maxSize, fits] of [[1, 32], [MiB, 32], [33 * MiB, 64]]) {
-    const pool = await local.createPool({ maxSize });
+    const pool = await session.createPool({ maxSize });
     const pointers: bigint[] = [];
-    for (let mib = 0; mib < fits; mib++) pointers.push(await local.allocate(pool, MiB, stream));
-    assertEquals(await local.code("memAllocFromPoolAsync", size(MiB), address(pool), address(stream)), 2, `${maxSize}`);
-    for (const pointer of pointers) await local.do("memFreeAsync", address(pointer), address(stream));
-    await local.do("memPoolDestroy", address(pool));
+    for (let mib = 0; mib < fits; mib++) pointers.push(await session.allocate(pool, MiB, stream));
+    assertEquals(await session.code("memAllocFromPoolAsync", size(MiB), address(pool), address(stream)), 2, `${maxSize}`);
+    for (const pointer of pointers) await session.do("memFreeAsync", address(pointer), address(stream));
+    await session.do("memPoolDestroy", address(pool));
   }
-  const unlimited = await local.createPool({ maxSize: 0 });
-  const pointer = await local.allocate(unlimited, 1024 * MiB, stream);
-  await local.do("memFree", address(pointer));
-  await local.do("memPoolDestroy", address(unlimited));
+  const unlimited = await session.createPool({ maxSize: 0 });
+  const pointer = await session.allocate(unlimited, 1024 * MiB, stream);
+  await session.do("memFree", address(pointer));
+  await session.do("memPoolDestroy", address(unlimited));
 });
 
 test("attributes count what is reserved and used, and a synchronization gives back what is above the threshold", async () => {
-  const local = openLocal();
-  const stream = await local.start();
-  const before = await local.freeBytes();
-  const pool = await local.createPool();
+  const { session } = local();
+  const stream = await session.start();
+  const before = await session.freeBytes();
+  const pool = await session.createPool();
   for (const [which, value] of [[1, 1], [2, 1], [3, 1], [4, 0], [5, 0], [6, 0], [7, 0], [8, 0]]) {
-    assertEquals(await attribute(local, pool, which), value, `attribute ${which}`);
+    assertEquals(await attribute(session, pool, which), value, `attribute ${which}`);
   }
-  assertEquals((await local.do("memAllocFromPoolAsync", size(0), address(pool), address(stream))).address, 0n);
-  await local.do("memFreeAsync", address(0n), address(stream));
-  assertEquals(await attribute(local, pool, RESERVED), 0);
+  assertEquals((await session.do("memAllocFromPoolAsync", size(0), address(pool), address(stream))).address, 0n);
+  await session.do("memFreeAsync", address(0n), address(stream));
+  assertEquals(await attribute(session, pool, RESERVED), 0);
 
-  const pointer = await local.allocate(pool, 1, stream);
+  const pointer = await session.allocate(pool, 1, stream);
   assertEquals(pointer % 512n, 0n);
-  assertEquals(await attribute(local, pool, RESERVED), 32 * MiB);
-  assertEquals(await local.freeBytes(), before - 32 * MiB);
-  await local.do("memFreeAsync", address(pointer), address(stream));
-  assertEquals(await attribute(local, pool, RESERVED), 32 * MiB);
-  await local.do("streamSynchronize", address(stream));
-  assertEquals(await attribute(local, pool, RESERVED), 0);
-  assertEquals(await attribute(local, pool, USED), 0);
+  assertEquals(await attribute(session, pool, RESERVED), 32 * MiB);
+  assertEquals(await session.freeBytes(), before - 32 * MiB);
+  await session.do("memFreeAsync", address(pointer), address(stream));
+  assertEquals(await attribute(session, pool, RESERVED), 32 * MiB);
+  await session.do("streamSynchronize", address(stream));
+  assertEquals(await attribute(session, pool, RESERVED), 0);
+  assertEquals(await attribute(session, pool, USED), 0);
 
-  await local.do("memPoolSetAttribute", address(pool), THRESHOLD, u64(2n ** 64n - 1n));
-  assertEquals((await local.do("memPoolGetAttribute", address(pool), THRESHOLD)).address, 2n ** 64n - 1n);
-  await local.do("memFreeAsync", address(await local.allocate(pool, 40 * MiB, stream)), address(stream));
-  await local.do("streamSynchronize", address(stream));
-  assertEquals(await attribute(local, pool, RESERVED), 64 * MiB);
-  await local.do("memPoolTrimTo", address(pool), size(0));
-  assertEquals(await attribute(local, pool, RESERVED), 0);
-  await local.do("memPoolDestroy", address(pool));
-  assertEquals(await local.freeBytes(), before);
+  await session.do("memPoolSetAttribute", address(pool), THRESHOLD, u64(2n ** 64n - 1n));
+  assertEquals((await session.do("memPoolGetAttribute", address(pool), THRESHOLD)).address, 2n ** 64n - 1n);
+  await session.do("memFreeAsync", address(await session.allocate(pool, 40 * MiB, stream)), address(stream));
+  await session.do("streamSynchronize", address(stream));
+  assertEquals(await attribute(session, pool, RESERVED), 64 * MiB);
+  await session.do("memPoolTrimTo", address(pool), size(0));
+  assertEquals(await attribute(session, pool, RESERVED), 0);
+  await session.do("memPoolDestroy", address(pool));
+  assertEquals(await session.freeBytes(), before);
 });
 
 test("a destroyed pool's live allocation stays readable and can be freed", async () => {
-  const local = openLocal();
-  const stream = await local.start();
-  const before = await local.freeBytes();
-  const pool = await local.createPool();
-  const pointer = await local.allocate(pool, 4096, stream);
-  await local.fill(pointer, 9, 4096, stream);
-  await local.do("memPoolDestroy", address(pool));
-  assert(await local.isFilled(pointer, 9, 4096, stream));
-  assertEquals(await local.code("memAllocFromPoolAsync", size(1), address(pool), address(stream)), 1);
-  await local.do("memFreeAsync", address(pointer), address(stream));
-  await local.do("streamSynchronize", address(stream));
-  assertEquals(await local.freeBytes(), before);
+  const { session } = local();
+  const stream = await session.start();
+  const before = await session.freeBytes();
+  const pool = await session.createPool();
+  const pointer = await session.allocate(pool, 4096, stream);
+  await session.fill(pointer, 9, 4096, stream);
+  await session.do("memPoolDestroy", address(pool));
+  assert(await session.isFilled(pointer, 9, 4096, stream));
+  assertEquals(await session.code("memAllocFromPoolAsync", size(1), address(pool), address(stream)), 1);
+  await session.do("memFreeAsync", address(pointer), address(stream));
+  await session.do("streamSynchronize", address(stream));
+  assertEquals(await session.freeBytes(), before);
 });
 
 test("host pools: HOST_NUMA can be shared, HOST cannot", async () => {
-  const local = openLocal();
-  const shared = await local.createPool({ locationType: 3, locationId: 0 });
-  assertEquals(await local.code("memPoolCreate", { allocType: 1, handleTypes: 1, locationType: 2, locationId: 0 }), 1);
-  const unshared = await local.createPool({ locationType: 2, handleTypes: 0 });
-  for (const pool of [shared, unshared]) await local.do("memPoolDestroy", address(pool));
+  const { session } = local();
+  const shared = await session.createPool({ locationType: 3, locationId: 0 });
+  assertEquals(await session.code("memPoolCreate", { allocType: 1, handleTypes: 1, locationType: 2, locationId: 0 }), 1);
+  const unshared = await session.createPool({ locationType: 2, handleTypes: 0 });
+  for (const pool of [shared, unshared]) await session.do("memPoolDestroy", address(pool));
 });
 
 test("bad descriptors are refused with the driver's codes", async () => {
-  const local = openLocal();
-  assertEquals(await local.code("memPoolImportFromShareableHandle", address(0n), 1), 1);
-  assertEquals(await local.code("memPoolImportFromShareableHandle", address(54321n), 1), 999);
-  const foreign = (await local.do("createSharedMemory", 65536)).number();
-  assertEquals(await local.code("memPoolImportFromShareableHandle", address(BigInt(foreign)), 1), 999);
+  const { session } = local();
+  assertEquals(await session.code("memPoolImportFromShareableHandle", address(0n), 1), 1);
+  assertEquals(await session.code("memPoolImportFromShareableHandle", address(54321n), 1), 999);
+  const foreign = (await session.do("createSharedMemory", 65536)).number();
+  assertEquals(await session.code("memPoolImportFromShareableHandle", address(BigInt(foreign)), 1), 999);
   discardFds(foreign);
 });
 
 test("in the exporting process an import is an alias at another address", async () => {
-  const local = openLocal();
-  const stream = await local.start();
-  const pool = await local.createPool();
-  const pointer = await local.allocate(pool, 4096, stream);
-  await local.fill(pointer, 3, 4096, stream);
-  const fd = await local.exportPool(pool);
-  const imported = (await local.do("memPoolImportFromShareableHandle", address(BigInt(fd)), 1)).address;
-  const again = (await local.do("memPoolImportFromShareableHandle", address(BigInt(fd)), 1)).address;
+  const { session } = local();
+  const stream = await session.start();
+  const pool = await session.createPool();
+  const pointer = await session.allocate(pool, 4096, stream);
+  await session.fill(pointer, 3, 4096, stream);
+  const fd = await session.exportPool(pool);
+  const imported = (await session.do("memPoolImportFromShareableHandle", address(BigInt(fd)), 1)).address;
+  const again = (await session.do("memPoolImportFromShareableHandle", address(BigInt(fd)), 1)).address;
   assertNotEquals(imported, pool);
   assertEquals(again, imported);
   discardFds(fd);
-  const data = (await local.do("memPoolExportPointer", address(pointer))).opaque;
-  const alias = (await local.do("memPoolImportPointer", address(imported), bytes(data))).address;
+  const data = (await session.do("memPoolExportPointer", address(pointer))).opaque;
+  const alias = (await session.do("memPoolImportPointer", address(imported), bytes(data))).address;
   assertNotEquals(alias, pointer);
-  assert(await local.isFilled(alias, 3, 4096, stream));
-  await local.do("memFree", address(alias));
-  assert(await local.isFilled(pointer, 3, 4096, stream));
-  await local.do("memFree", address(pointer));
-  await local.do("memPoolDestroy", address(pool));
+  assert(await session.isFilled(alias, 3, 4096, stream));
+  await session.do("memFree", address(alias));
+  assert(await session.isFilled(pointer, 3, 4096, stream));
+  await session.do("memFree", address(pointer));
+  await session.do("memPoolDestroy", address(pool));
 });
 
 for (const runtime of [currentRuntime, otherRuntime]) {
   test(`an importer in ${runtime}: data, double imports, stale imports, refusals`, { skip }, async () => {
-    const local = openLocal();
-    const stream = await local.start();
-    const pool = await local.createPool();
-    const pointer = await local.allocate(pool, MiB, stream);
-    await local.fill(pointer, 1, MiB, stream);
-    const fd = await local.exportPool(pool);
-    const data = (await local.do("memPoolExportPointer", address(pointer))).opaque;
+    const { session } = local();
+    const stream = await session.start();
+    const pool = await session.createPool();
+    const pointer = await session.allocate(pool, MiB, stream);
+    await session.fill(pointer, 1, MiB, stream);
+    const fd = await session.exportPool(pool);
+    const data = (await session.do("memPoolExportPointer", address(pointer))).opaque;
 
     await using peer = await Peer.start(runtime);
     const peerStream = await peer.start();
@@ -183,7 +177,7 @@ for (const runtime of [currentRuntime, otherRuntime]) {
     assert(await peer.isFilled(mapped, 1, MiB, peerStream));
     await peer.fill(mapped, 2, MiB, peerStream);
     await peer.do("streamSynchronize", address(peerStream));
-    assert(await local.isFilled(pointer, 2, MiB, stream));
+    assert(await session.isFilled(pointer, 2, MiB, stream));
 
     // what an imported pool cannot do
     assertEquals(await peer.code("memAllocFromPoolAsync", size(1), address(imported), address(peerStream)), 1);
@@ -202,25 +196,25 @@ for (const runtime of [currentRuntime, otherRuntime]) {
     assertEquals(await peer.code("memsetD8Async", address(mapped), 0, size(1), address(peerStream)), 1);
 
     // a freed pointer can be imported: it shows the next owner's bytes, at the same address as its own import
-    await local.do("memFreeAsync", address(pointer), address(stream));
-    const next = await local.allocate(pool, MiB, stream);
+    await session.do("memFreeAsync", address(pointer), address(stream));
+    const next = await session.allocate(pool, MiB, stream);
     assertEquals(next, pointer);
-    await local.fill(next, 7, MiB, stream);
-    await local.do("streamSynchronize", address(stream));
+    await session.fill(next, 7, MiB, stream);
+    await session.do("streamSynchronize", address(stream));
     const stale = (await peer.do("memPoolImportPointer", address(imported), bytes(data))).address;
     assert(await peer.isFilled(stale, 7, MiB, peerStream));
-    const nextData = (await local.do("memPoolExportPointer", address(next))).opaque;
+    const nextData = (await session.do("memPoolExportPointer", address(next))).opaque;
     assertNotEquals(nextData, data);
     assertEquals((await peer.do("memPoolImportPointer", address(imported), bytes(nextData))).address, stale);
 
-    await local.do("memFree", address(next));
-    await local.do("memPoolDestroy", address(pool));
+    await session.do("memFree", address(next));
+    await session.do("memPoolDestroy", address(pool));
   });
 
   test(`memory is in use until the last of exporter and importer (${runtime}) is gone, also by death`, { skip }, async () => {
-    const local = openLocal();
-    const stream = await local.start();
-    const before = await local.freeBytes();
+    const { session } = local();
+    const stream = await session.start();
+    const before = await session.freeBytes();
     const exporter = await Peer.start(runtime);
     const exporterStream = await exporter.start();
     const pool = await exporter.createPool();
@@ -228,7 +222,7 @@ for (const runtime of [currentRuntime, otherRuntime]) {
     const second = await exporter.allocate(pool, MiB, exporterStream);
     await exporter.fill(pointer, 5, 40 * MiB, exporterStream);
     await exporter.fill(second, 6, MiB, exporterStream);
-    assertEquals(await local.freeBytes(), before - 64 * MiB);
+    assertEquals(await session.freeBytes(), before - 64 * MiB);
 
     // the descriptor comes the other way: out of /proc, since the harness sends only to peers
     const importer = await Peer.start(currentRuntime);
@@ -241,13 +235,13 @@ for (const runtime of [currentRuntime, otherRuntime]) {
     await importer.do("closeFd", fd.number());
 
     await exporter.kill();
-    assertEquals(await local.freeBytes(), before - 64 * MiB);
+    assertEquals(await session.freeBytes(), before - 64 * MiB);
     assert(await importer.isFilled(mapped, 5, 40 * MiB, importerStream));
     const mappedSecond = (await importer.do("memPoolImportPointer", address(imported), bytes(secondData))).address;
     assert(await importer.isFilled(mappedSecond, 6, MiB, importerStream));
     await importer.do("memFree", address(mapped));
     await importer.kill();
-    assertEquals(await local.freeBytes(), before);
-    await local.do("streamDestroy", address(stream));
+    assertEquals(await session.freeBytes(), before);
+    await session.do("streamDestroy", address(stream));
   });
 }

@@ -8,12 +8,13 @@ import type { Fault } from "./faults.ts";
 import { now, toNumber, unmap, unmapAt } from "./native.ts";
 import { BUSY } from "./queue.ts";
 import { HOST, LEGACY_IMPORT, PLAIN, POOL, POOL_IMPORT, REGISTERED, VIRTUAL } from "./ranges.ts";
-import { ProcessState } from "./state.ts";
 import type { Streams } from "./stream.ts";
 import type { World } from "./world.ts";
 
 /** What a process has of the simulated driver. All threads of the process count together. */
 export interface SimulatorReport {
+  /** The name of the simulated machine: CUDA_IPC_SIM_MACHINE when the process opened the simulator first. */
+  readonly machine: string;
   /** How many objects of each kind exist now. */
   readonly liveObjects: {
     /** Devices whose primary context is retained. */
@@ -118,6 +119,7 @@ export class SimulatorControl {
       const { tables } = this.#world;
       const ranges = (kind: number) => count(tables.ranges.rows(), (range) => range.kind === kind);
       return {
+        machine: this.#world.state.machine,
         liveObjects: {
           contexts: count(tables.devices.rows(), (device) => device.retainCount > 0),
           streams: count(tables.streams.rows(), (stream) => stream.isDefault === 0 && stream.isRetired === 0),
@@ -180,7 +182,7 @@ export class SimulatorControl {
       tables.reservations.destroy(reservation.id);
     }
     for (const memory of tables.memories.rows()) this.#backing.release(memory);
-    for (const area of tables.eventAreas.rows()) ProcessState.unmapEvents(area.address);
+    for (const area of tables.eventAreas.rows()) this.#world.state.unmapEvents(area.address);
     for (const name of ["pools", "physicals", "events", "eventAreas", "faults"] as const) {
       for (const row of tables[name].rows()) tables[name].destroy(row.id);
     }

@@ -15,7 +15,7 @@ import { OPAQUE_BYTES } from "../structs.ts";
 import { toAddress } from "./native.ts";
 import { RECORD, WAIT_EVENT } from "./queue.ts";
 import { Refusal } from "./refusal.ts";
-import { EVENT_SLOT_BYTES, EVENT_SLOTS, ProcessState, type RowOf } from "./state.ts";
+import { EVENT_SLOT_BYTES, EVENT_SLOTS, type RowOf } from "./state.ts";
 import type { Streams } from "./stream.ts";
 import { TableFullError } from "./table.ts";
 import type { World } from "./world.ts";
@@ -133,7 +133,7 @@ export class Events {
     if (this.#world.queue.hasWork) return;
     for (const area of this.#world.tables.eventAreas.rows()) {
       if (area.holders > 0) continue;
-      ProcessState.unmapEvents(area.address);
+      this.#world.state.unmapEvents(area.address);
       this.#world.tables.eventAreas.destroy(area.id);
     }
   }
@@ -238,7 +238,7 @@ export class Events {
   #openArea(pid: number, state: number): RowOf<"eventAreas"> | undefined {
     const { eventAreas } = this.#world.tables;
     for (const area of eventAreas.rows()) if (area.pid === pid && area.state === state) return area;
-    const address = ProcessState.mapEventsOf(pid, state);
+    const address = this.#world.state.mapEventsOf(pid, state);
     return address === undefined ? undefined : eventAreas.create({ pid, state, address });
   }
 }

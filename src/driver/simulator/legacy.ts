@@ -39,7 +39,7 @@ export class LegacyHandles {
       known.references++;
       return this.#world.put(known.start);
     }
-    const fd = openNamedMemory(handle)?.fd;
+    const fd = openNamedMemory(this.#world.state, handle)?.fd;
     if (fd === undefined) return CUDA_ERROR_INVALID_VALUE;
     try {
       return this.#map(fd, name.key, name.byteLength);

@@ -16,6 +16,8 @@ export interface SimulatedDevice {
 }
 
 export interface Machine {
+  /** Processes of machines with different names share neither device memory nor events. */
+  readonly name: string;
   /** What it cannot do. */
   readonly profile: Profile;
   /** The devices that this process sees, by ordinal. */
@@ -27,7 +29,7 @@ export function readMachine(): Machine {
   const count = readCount("CUDA_IPC_SIM_DEVICES", 1, MAX_DEVICES);
   const totalBytes = readBytes("CUDA_IPC_SIM_MEMORY", DEFAULT_MEMORY_BYTES);
   const all = Array.from({ length: count }, (_, index) => makeDevice(index, totalBytes, profile));
-  return { profile, devices: visibleDevices(all, environmentVariable("CUDA_VISIBLE_DEVICES")) };
+  return { name: readName(), profile, devices: visibleDevices(all, environmentVariable("CUDA_VISIBLE_DEVICES")) };
 }
 
 function makeDevice(index: number, wholeBytes: number, profile: Profile): SimulatedDevice {
@@ -58,6 +60,14 @@ function visibleDevices(all: readonly SimulatedDevice[], variable: string | unde
     visible.push(named);
   }
   return visible;
+}
+
+function readName(): string {
+  const name = environmentVariable("CUDA_IPC_SIM_MACHINE") ?? "";
+  if (/^[\w.]{0,64}$/.test(name)) return name;
+  throw new InvalidArgumentError(
+    `Cannot open the simulator: CUDA_IPC_SIM_MACHINE is "${name}", expected up to 64 letters, digits, dots and underscores`,
+  );
 }
 
 function readCount(name: string, fallback: number, max: number): number {

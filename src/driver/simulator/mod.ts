@@ -19,7 +19,8 @@ export type { ProfileName } from "./profiles.ts";
 
 /** Opens the simulator for this thread. All threads of a process share one simulated driver. */
 export function createSimulator(): CudaDriver {
-  return new SimulatedDriver(new World(readMachine(), ProcessState.open()));
+  const machine = readMachine();
+  return new SimulatedDriver(new World(machine, ProcessState.open(machine.name)));
 }
 
 /**

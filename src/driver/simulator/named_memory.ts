@@ -1,7 +1,7 @@
 /** Handles of 64 bytes that name memory of a running process, for those who are given no descriptor. */
 import { cString, libc } from "../../os/libc.ts";
 import { OPAQUE_BYTES } from "../structs.ts";
-import { isProcess, type ProcessState } from "./state.ts";
+import type { ProcessState } from "./state.ts";
 
 const MAGIC = 0x6d65_4953; // "SIem"
 const LAYOUT = { magic: 0, pid: 4, state: 8, fd: 16, key: 24, byteLength: 32 };
@@ -41,9 +41,9 @@ export function readMemoryName(handle: Uint8Array): MemoryName | undefined {
 }
 
 /** Opens what the handle names, if that very process still has it. The caller compares the key, and closes. */
-export function openNamedMemory(handle: Uint8Array): { fd: number; key: number } | undefined {
+export function openNamedMemory(state: ProcessState, handle: Uint8Array): { fd: number; key: number } | undefined {
   const name = readMemoryName(handle);
-  if (name === undefined || !isProcess(name.pid, name.state)) return undefined;
+  if (name === undefined || !state.isRunning(name.pid, name.state)) return undefined;
   const fd = libc().open(cString(`/proc/${name.pid}/fd/${name.fd}`), O_RDWR_CLOEXEC, 0);
   return fd < 0 ? undefined : { fd, key: name.key };
 }

@@ -12,8 +12,11 @@ import { CALLS } from "./calls.ts";
 import { fillBytes, now, readLink, sleepMicroseconds, toNumber, unmap } from "./native.ts";
 import { cellsOf, type Row, Table, type TableShape } from "./table.ts";
 
-/** Other versions of this module lay their state out differently, and do not see each other. */
-const NAME_PREFIX = "cuda-ipc-simulator-1-";
+/**
+ * Other versions of this module lay their state out differently, and do not see each other; nor do processes of different
+ * simulated machines.
+ */
+const namePrefix = (machine: string): string => `cuda-ipc-simulator-1-${machine}-`;
 const PAGE = 65536; // the largest page size of the platforms
 const HEADER_BYTES = 256;
 
@@ -143,28 +146,24 @@ const FIRST_FD = 220;
 const LAST_FD = 235;
 const F_DUPFD_CLOEXEC = 1030;
 const O_RDWR_CLOEXEC = 0o2000002;
-const LINK = new RegExp(`^/memfd:${NAME_PREFIX}([0-9a-f]{12}) \\(deleted\\)$`);
 
 /** The descriptor of a process's state and its token, which no other process has had. */
 function findState(
+  machine: string,
   pid: number | "self",
   accept: (fd: number) => boolean = () => true,
 ): { fd: number; token: number } | undefined {
+  const start = `/memfd:${namePrefix(machine)}`;
   for (let fd = FIRST_FD; fd <= LAST_FD; fd++) {
     const link = readLink(`/proc/${pid}/fd/${fd}`);
     if (link === undefined) return undefined;
-    const match = LINK.exec(link);
-    if (match !== null && accept(fd)) return { fd, token: parseInt(match[1], 16) };
+    const token = link.startsWith(start) ? link.slice(start.length).match(/^[0-9a-f]{12}(?= \(deleted\)$)/) : null;
+    if (token !== null && accept(fd)) return { fd, token: parseInt(token[0], 16) };
   }
 }
 
-/** Whether that very process still runs. */
-export function isProcess(pid: number, token: number): boolean {
-  return findState(pid)?.token === token;
-}
-
-function openStateOf(pid: number, token: number): number | undefined {
-  const found = findState(pid);
+function openStateOf(machine: string, pid: number, token: number): number | undefined {
+  const found = findState(machine, pid);
   if (found?.token !== token) return undefined;
   const fd = libc().open(cString(`/proc/${pid}/fd/${found.fd}`), O_RDWR_CLOEXEC, 0);
   return fd < 0 ? undefined : fd;
@@ -183,6 +182,7 @@ const LOCK_SLEEP_US = 50;
 const LOCK_CHECK_MS = 20;
 
 export class ProcessState {
+  readonly machine: string;
   readonly pid: number;
   /** A random number below 2^48 that tells this process from a later one with the same pid. */
   readonly token: number;
@@ -195,9 +195,10 @@ export class ProcessState {
   readonly #words: Int32Array;
   readonly #thread: number = libc().gettid();
 
-  private constructor(fd: number, token: number) {
+  private constructor(machine: string, fd: number, token: number) {
     const address = mapMemory(fd, STATE_BYTES);
     const { buffer } = createHostView(address, STATE_BYTES).bytes;
+    this.machine = machine;
     this.token = token;
     this.#words = new Int32Array(buffer, 0, HEADER_BYTES / 4);
     this.pid = libc().getpid();
@@ -208,26 +209,26 @@ export class ProcessState {
   }
 
   /** The state of this process: another thread's, or a new one. Threads that start at once agree on one. */
-  static open(): ProcessState {
+  static open(machine: string): ProcessState {
     const pid = libc().getpid();
     const isOurs = (fd: number) => readPid(fd) === pid;
-    const known = findState("self", isOurs);
-    if (known !== undefined) return new ProcessState(known.fd, known.token);
+    const known = findState(machine, "self", isOurs);
+    if (known !== undefined) return new ProcessState(machine, known.fd, known.token);
 
     const token = parseInt(crypto.randomUUID().replaceAll("-", "").slice(0, 12), 16);
-    const made = createSharedMemory(NAME_PREFIX + token.toString(16).padStart(12, "0"), STATE_BYTES);
+    const made = createSharedMemory(namePrefix(machine) + token.toString(16).padStart(12, "0"), STATE_BYTES);
     try {
-      const state = new ProcessState(made, token);
+      const state = new ProcessState(machine, made, token);
       state.#words[WORD_PID] = pid;
       state.tables.process.create({ serial: 1, generation: 1, buffer: 1 });
       for (let index = 0; index < PUBLIC_SHAPES.devices.capacity; index++) state.tables.devices.create({});
       for (let index = 0; index < CALLS.length; index++) state.tables.calls.create({});
       const fd = claimFd(made);
       // The lowest descriptor wins. What a slower thread made is left mapped: it is empty.
-      const winner = findState("self", isOurs);
+      const winner = findState(machine, "self", isOurs);
       if (winner === undefined || winner.fd === fd) return state;
       closeFd(fd);
-      return new ProcessState(winner.fd, winner.token);
+      return new ProcessState(machine, winner.fd, winner.token);
     } finally {
       closeFd(made);
     }
@@ -261,9 +262,14 @@ export class ProcessState {
 
   // ---- other processes
 
+  /** Whether that very process still runs. */
+  isRunning(pid: number, token: number): boolean {
+    return findState(this.machine, pid)?.token === token;
+  }
+
   /** Maps the event slots of another process: an address, or undefined when that process is gone or not reachable. */
-  static mapEventsOf(pid: number, token: number): number | undefined {
-    const fd = openStateOf(pid, token);
+  mapEventsOf(pid: number, token: number): number | undefined {
+    const fd = openStateOf(this.machine, pid, token);
     if (fd === undefined) return undefined;
     try {
       return toNumber(mapMemory(fd, EVENTS_BYTES, EVENTS_AT));
@@ -272,7 +278,7 @@ export class ProcessState {
     }
   }
 
-  static unmapEvents(address: number): void {
+  unmapEvents(address: number): void {
     unmap(address, EVENTS_BYTES);
   }
 }
@@ -313,7 +319,7 @@ export class ForeignStates {
     const alive = new Set<number>();
     for (const pid of this.#pids()) {
       if (pid === this.#self.pid) continue;
-      const found = findState(pid);
+      const found = findState(this.#self.machine, pid);
       if (found === undefined) continue;
       if (this.#mapped.has(found.token) || this.#map(pid, found.token)) alive.add(found.token);
     }
@@ -322,7 +328,7 @@ export class ForeignStates {
   }
 
   #map(pid: number, token: number): boolean {
-    const fd = openStateOf(pid, token);
+    const fd = openStateOf(this.#self.machine, pid, token);
     if (fd === undefined) return false;
     try {
       const address = mapMemory(fd, PUBLIC_BYTES);

@@ -230,7 +230,7 @@ export class VirtualMemory {
     if (handleType === POSIX_FD && typeof osHandle === "number") return this.#import(osHandle);
     if (handleType !== FABRIC || typeof osHandle === "number") return CUDA_ERROR_INVALID_VALUE;
     if (!this.#world.machine.profile.hasImexChannel) return CUDA_ERROR_NOT_PERMITTED;
-    const named = openNamedMemory(osHandle);
+    const named = openNamedMemory(this.#world.state, osHandle);
     if (named === undefined) return CUDA_ERROR_INVALID_VALUE;
     try {
       return this.#backing.readHeader(named.fd)?.key === named.key ? this.#import(named.fd) : CUDA_ERROR_INVALID_VALUE;
