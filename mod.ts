@@ -26,6 +26,8 @@ export {
 } from "./src/memory/buffer.ts";
 export type { BufferKind } from "./src/memory/allocation.ts";
 export { HostPool, type HostPoolAttributes, type HostPoolImportOptions, type HostPoolOptions } from "./src/memory/host_pool.ts";
+export * as legacy from "./src/memory/legacy.ts";
+export type { OpenMemHandleOptions } from "./src/memory/legacy.ts";
 export { VirtualMemory, type VirtualMemoryOptions } from "./src/memory/virtual.ts";
 export { AllocationHandle } from "./src/memory/allocation_handle.ts";
 export {

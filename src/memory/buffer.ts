@@ -566,6 +566,11 @@ export function bufferParts(value: unknown, action: Text): BufferParts {
   return access(value, action);
 }
 
+/** Makes the buffer that owns an allocation and shows a part of it. */
+export function wrapPart(allocation: Allocation, device: Device, range: Range): DeviceBuffer {
+  return make(allocation, device, null, range);
+}
+
 /** Makes the buffer that owns a whole allocation. */
 export function wrapAllocation(
   allocation: Allocation,

@@ -43,8 +43,8 @@ export function reapAfter(streams: Iterable<NativeStream>, giveBack: () => void,
  * The same for a call that blocks behind all queued work of the device, whoever queued it: it is made at a moment when
  * no stream has any. A device that is never idle keeps the thing.
  */
-export function reapWhenIdle(context: Context, giveBack: () => void): () => boolean {
-  return reapWhen(() => context.isIdle(), giveBack);
+export function reapWhenIdle(context: Context, giveBack: () => void, byteLength = 0): () => boolean {
+  return reapWhen(() => context.isIdle(), giveBack, byteLength);
 }
 
 function reapWhen(isReady: () => boolean, giveBack: () => void, byteLength = 0): () => boolean {
