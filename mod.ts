@@ -22,6 +22,7 @@ export {
   type FillOptions,
   type ReadOptions,
   type StreamOption,
+  type WrapOptions,
   type WriteOptions,
 } from "./src/memory/buffer.ts";
 export type { BufferKind } from "./src/memory/allocation.ts";

@@ -13,6 +13,7 @@ import type { AllocationHandle } from "./allocation_handle.ts";
 import type { Allocation, BufferKind } from "./allocation.ts";
 import { nativePool } from "./native_pool.ts";
 import type { HostPool } from "./host_pool.ts";
+import { ForeignAllocation } from "./foreign_allocation.ts";
 import { hostPoolParts } from "./native_host_pool.ts";
 import { withStream } from "./own_stream.ts";
 import type { MemoryPool } from "./pool.ts";
@@ -41,6 +42,12 @@ export interface ReadOptions extends StreamOption, WaitOptions {
   readonly byteLength?: number;
   /** Where to put the bytes. Default: a new array. */
   readonly into?: Uint8Array;
+}
+
+/** Options of `wrap`. */
+export interface WrapOptions extends StreamOption {
+  /** Kept from being collected for as long as the buffer: whatever holds the memory. */
+  readonly owner?: unknown;
 }
 
 /** Options of `chunks`. */
@@ -210,6 +217,32 @@ export class DeviceBuffer extends Closable {
       (stream) => VirtualAllocation.import(context, descriptor, handles, stream, action),
     );
     return make(allocation, device, null, descriptor);
+  }
+
+  /**
+   * Makes a buffer of device memory that others have allocated in this process: a library, or a kernel's author. It is
+   * never freed here; the caller keeps the memory allocated for as long as the buffer and its importers use it. It can
+   * be exported where the driver says that the memory can: of a shareable pool (`exportHandles` gives the pool's
+   * handle), or of `cuMemAlloc` (see `legacy`).
+   *
+   * @param address where it begins, as the device sees it.
+   * @throws {InvalidArgumentError} when the driver knows no such memory of the device there.
+   */
+  static wrap(device: Device, address: bigint, byteLength: number, options?: WrapOptions): DeviceBuffer {
+    const context = contextOf(device, "wrap device memory");
+    const action = `wrap device memory on ${context}`;
+    if (typeof address !== "bigint" || address < 1n || address > BigInt(Number.MAX_SAFE_INTEGER)) {
+      throw invalid(action, "address", address, "a bigint from 1n to 2^53 - 1");
+    }
+    checkInteger(action, "byteLength", byteLength, 1);
+    const { owner, stream: given } = checkOptions(action, options);
+    const { allocation, byteOffset } = withStream(
+      context,
+      given,
+      action,
+      (stream) => ForeignAllocation.find(context, address, byteLength, stream, owner, action),
+    );
+    return make(allocation, device, null, { byteOffset, byteLength });
   }
 
   /**

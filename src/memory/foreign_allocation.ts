@@ -1,0 +1,157 @@
+/** Device memory that somebody else allocated in this process, by its address. */
+import { type Address, addressFromBigInt, addressToBigInt, isNull, toSize } from "../../ffi/mod.ts";
+import type { Text } from "../arguments.ts";
+import type { Context } from "../context.ts";
+import { check } from "../driver/check.ts";
+import {
+  CU_MEMORYTYPE_DEVICE,
+  CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+  CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+  CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+  CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+  CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+  CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+  CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+} from "../driver/enums.ts";
+import { InvalidArgumentError, NotSupportedError } from "../errors.ts";
+import type { NativeStream } from "../native_stream.ts";
+import { ownIdentity } from "../os/process.ts";
+import { Allocation, type AllocationDescription, nextGeneration } from "./allocation.ts";
+import { type AllocationHandle, ownDriverHandle } from "./allocation_handle.ts";
+import { describeLegacy } from "./legacy_allocation.ts";
+import { closeOsHandle, ipcHandleType, readOsHandle } from "./os_handle.ts";
+
+/** The ids of pools that others made: the same pool has the same one. */
+const poolIds = new Map<Address, string>();
+
+/** A whole allocation of somebody else. It is never freed here. */
+export class ForeignAllocation extends Allocation {
+  override readonly kind = "foreign" as const;
+  /** Kept from being collected while the memory is used. */
+  readonly owner: unknown;
+  #description: AllocationDescription | undefined;
+
+  private constructor(context: Context, address: Address, byteLength: number, stream: NativeStream, owner: unknown) {
+    super(context, address, byteLength, toSize(byteLength), stream);
+    this.owner = owner;
+  }
+
+  /** Finds the allocation around an address; also where in it the address is. */
+  static find(
+    context: Context,
+    address: bigint,
+    byteLength: number,
+    stream: NativeStream,
+    owner: unknown,
+    action: Text,
+  ): { allocation: ForeignAllocation; byteOffset: number } {
+    context.makeCurrent();
+    const known = (at: bigint, number: number): boolean =>
+      context.driver.pointerGetAttribute(number, addressFromBigInt(at)) === 0;
+    const { out } = context.driver;
+    if (!known(address, CU_POINTER_ATTRIBUTE_MEMORY_TYPE) || out.readU32(0) !== CU_MEMORYTYPE_DEVICE) {
+      throw new InvalidArgumentError(`Cannot ${action}: the driver knows no device memory at address 0x${address.toString(16)}`);
+    }
+    if (!known(address, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) || out.readI32(0) !== context.ordinal) {
+      throw new InvalidArgumentError(`Cannot ${action}: the memory belongs to device ${out.readI32(0)}, this is ${context}`);
+    }
+    const range = (at: bigint) => {
+      const start = known(at, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) ? out.readU64(0) : undefined;
+      const size = known(at, CU_POINTER_ATTRIBUTE_RANGE_SIZE) ? out.readU64(0) : undefined;
+      return start === undefined || size === undefined || size === 0n ? undefined : { start, end: start + size };
+    };
+    const first = range(address);
+    let end = first?.end ?? address;
+    // Memory that is mapped chunk by chunk is one range for each chunk
+    for (let next = first; next !== undefined && end < address + BigInt(byteLength);) {
+      next = range(end);
+      if (next !== undefined) end = next.end;
+    }
+    if (first === undefined || end < address + BigInt(byteLength)) {
+      throw new InvalidArgumentError(
+        `Cannot ${action}: ${byteLength} bytes pass the end of the memory, which has ${end - address} from that address on`,
+      );
+    }
+    const allocation = new ForeignAllocation(
+      context,
+      addressFromBigInt(first.start),
+      Number(end - first.start),
+      stream,
+      owner,
+    );
+    return { allocation, byteOffset: Number(address - first.start) };
+  }
+
+  override describe(deviceUuid: string, action: Text): AllocationDescription {
+    return this.#description ??= this.#describe(deviceUuid, action);
+  }
+
+  #describe(deviceUuid: string, action: Text): AllocationDescription {
+    const { context, address, byteLength } = this;
+    const { driver } = context;
+    const pool = this.#pool();
+    if (pool !== undefined) {
+      closeOsHandle(this.#exportPool(pool)); // the driver demands it before a pointer
+      check(driver.memPoolExportPointer(address), "cuMemPoolExportPointer", context);
+      return {
+        memoryKind: "pool",
+        deviceUuid,
+        exporter: ownIdentity(),
+        poolId: poolIdOf(pool),
+        generation: nextGeneration(),
+        allocationByteLength: byteLength,
+        chunkByteLengths: [],
+        opaque: driver.out.bytes.slice(0, 64),
+      };
+    }
+    if (this.#attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) !== 0n) {
+      return describeLegacy(context, address, byteLength, deviceUuid);
+    }
+    throw this.#notShareable(action);
+  }
+
+  /** The handle of the pool that the memory is of, for `MemoryPool.import`. */
+  override exportHandles(action: Text): AllocationHandle[] {
+    const pool = this.#pool();
+    if (pool === undefined) throw this.#notShareable(action);
+    return [ownDriverHandle(this.#exportPool(pool), poolIdOf(pool))];
+  }
+
+  #exportPool(pool: Address): number {
+    const { driver } = this.context;
+    const result = driver.memPoolExportToShareableHandle(pool, ipcHandleType());
+    check(result, "cuMemPoolExportToShareableHandle", this.context);
+    return readOsHandle(driver.out);
+  }
+
+  /** The pool that the memory is of, where it can be shared. */
+  #pool(): Address | undefined {
+    if (this.#attribute(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) === 0n) return undefined;
+    const pool = this.context.driver.out.readAddress(0);
+    const types = this.#attribute(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES);
+    return isNull(pool) || (types & BigInt(ipcHandleType())) === 0n ? undefined : pool;
+  }
+
+  /** 0 where the driver knows no answer. */
+  #attribute(number: number): bigint {
+    const { driver } = this.context;
+    return driver.pointerGetAttribute(number, this.address) === 0 ? driver.out.readU64(0) : 0n;
+  }
+
+  #notShareable(action: Text): NotSupportedError {
+    return new NotSupportedError(
+      `Cannot ${action}: the driver says that the memory at 0x${addressToBigInt(this.address).toString(16)} is of no pool that ` +
+        `can be shared, and has no legacy handle. Copy it to a buffer of a pool with { ipc: true }`,
+    );
+  }
+
+  protected override giveBack(): () => boolean {
+    return () => true;
+  }
+}
+
+function poolIdOf(pool: Address): string {
+  let id = poolIds.get(pool);
+  if (id === undefined) poolIds.set(pool, id = crypto.randomUUID());
+  return id;
+}
