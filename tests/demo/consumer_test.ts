@@ -25,7 +25,7 @@ const ELSEWHERE = new BufferDescriptor({
 });
 
 const OFFERS: Record<string, [type: string, fields: Record<string, unknown>, fdCount: number, error: string]> = {
-  "another message": ["result", {}, 0, "ProtocolError: Cannot read the peer's message: its type is result, expected offer"],
+  "another message": ["result", {}, 0, 'ProtocolError: Cannot read the peer\'s message: its type is "result", expected "offer"'],
   "no descriptor of a pool": ["offer", { buffer: ELSEWHERE }, 0, "it has 0 file descriptors, expected 1"],
   "no buffer": ["offer", {}, 1, "InvalidArgumentError: Cannot read a buffer descriptor"],
   "a changed buffer": ["offer", { buffer: { ...ELSEWHERE.toJSON(), byteLength: 9 } }, 1, "ProtocolError: Cannot read a buffer"],

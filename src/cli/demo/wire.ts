@@ -1,8 +1,11 @@
 /** What the demo's two sides say to each other: lines of JSON over a unix socket, file descriptors beside them, all counted. */
 import { setTimeout as sleep } from "node:timers/promises";
+import { shown } from "../../arguments.ts";
 import { ProtocolError, SystemCallError } from "../../errors.ts";
+import { connect, UnixServer } from "../../os/connection.ts";
+import { ECONNREFUSED, ENOENT } from "../../os/errno.ts";
 import { closeFd, discardFds } from "../../os/fd.ts";
-import { connectSocket, Listener, receiveBytes, sendBytes } from "../../os/socket.ts";
+import { receiveBytes, sendBytes } from "../../os/socket.ts";
 import { waitReadable, waitWritable } from "../../os/waiter.ts";
 import type { Peer } from "./peer.ts";
 
@@ -39,15 +42,11 @@ export class Wire implements Disposable {
 
   /** Waits at `path` for one peer. */
   static async accept(path: string): Promise<Wire> {
-    const listener = Listener.open(path);
+    const server = UnixServer.listen(path);
     try {
-      for (;;) {
-        const socket = listener.accept();
-        if (socket !== undefined) return new Wire(socket);
-        await waitReadable(listener.fd);
-      }
+      return new Wire((await server.accept())!); // null only for a closed server
     } finally {
-      listener.close();
+      server.close();
     }
   }
 
@@ -55,13 +54,12 @@ export class Wire implements Disposable {
   static async connect(path: string): Promise<Wire> {
     for (const end = performance.now() + CONNECT_MS;;) {
       try {
-        const socket = connectSocket(path);
-        if (socket !== undefined) return new Wire(socket);
+        return new Wire(await connect(path));
       } catch (error) {
-        const early = error instanceof SystemCallError && (error.errnoName === "ENOENT" || error.errnoName === "ECONNREFUSED");
+        const early = error instanceof SystemCallError && (error.errno === ENOENT || error.errno === ECONNREFUSED);
         if (!early || performance.now() > end) throw error;
+        await sleep(RETRY_MS);
       }
-      await sleep(RETRY_MS);
     }
   }
 
@@ -80,7 +78,9 @@ export class Wire implements Disposable {
   async receive(type: string, peer: Peer, fdCount = 0): Promise<Message> {
     const line = await this.#line(peer);
     const { type: given, ...fields } = parse(line);
-    if (given !== type) throw new ProtocolError(`Cannot read the peer's message: its type is ${given}, expected ${type}`);
+    if (given !== type) {
+      throw new ProtocolError(`Cannot read the peer's message: its type is ${shown(given)}, expected ${shown(type)}`);
+    }
     if (this.#fds.length !== fdCount) {
       throw new ProtocolError(
         `Cannot read the peer's message "${type}": it has ${this.#fds.length} file descriptors, expected ${fdCount}`,
@@ -107,7 +107,7 @@ export class Wire implements Disposable {
       } else {
         this.receivedBytes += received.bytes.byteLength;
         this.#fds.push(...received.fds);
-        this.#arrived = Uint8Array.of(...this.#arrived, ...received.bytes);
+        this.#arrived = joined(this.#arrived, received.bytes);
       }
     }
   }
@@ -116,6 +116,13 @@ export class Wire implements Disposable {
     discardFds(...this.#fds);
     closeFd(this.socket);
   }
+}
+
+function joined(first: Uint8Array, second: Uint8Array): Uint8Array<ArrayBuffer> {
+  const both = new Uint8Array(first.byteLength + second.byteLength);
+  both.set(first);
+  both.set(second, first.byteLength);
+  return both;
 }
 
 function parse(line: string): Record<string, unknown> {
