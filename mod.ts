@@ -8,7 +8,7 @@ export type { Driver as CudaDriver } from "./src/driver/driver.ts";
 export { Closable, type Remains, type WaitOptions } from "./src/closable.ts";
 export { Device, type DeviceOptions } from "./src/device.ts";
 export type { DeviceAttribute } from "./src/driver/device_attributes.ts";
-export { CudaStream, type StreamDependency, type StreamOptions } from "./src/stream.ts";
+export { CudaStream, type StreamDependency, type StreamFence, type StreamOptions } from "./src/stream.ts";
 export { CudaEvent, type EventOptions } from "./src/event.ts";
 export {
   MemoryPool,
@@ -40,6 +40,21 @@ export {
   type EventDescriptorJson,
   type MemoryKind,
 } from "./src/wire/descriptor.ts";
+export { SharedFence, type SharedFenceOptions } from "./src/share/fence.ts";
+export {
+  type ChannelDevices,
+  type ChannelStats,
+  type CloseOptions,
+  type CloseReason,
+  type ConnectOptions,
+  IpcChannel,
+  type ReceiveOptions,
+} from "./src/channel/channel.ts";
+export { IpcMessage, type MessageParts, type ReleaseOptions } from "./src/channel/message.ts";
+export { IpcServer, type ListenOptions } from "./src/channel/server.ts";
+export { Lease, type LeaseOutcome } from "./src/channel/lease.ts";
+export type { Peer } from "./src/channel/handshake.ts";
+export type { SendOptions, SendParts } from "./src/channel/outbox.ts";
 export type { ProcessIdentity } from "./src/wire/identity.ts";
 export {
   ChannelClosedError,

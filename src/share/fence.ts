@@ -55,8 +55,16 @@ function takeWord(): { word: FenceWord; giveBack: () => void } {
   };
 }
 
-/** Another process, watched as long as a fence of it or a stream's wait for one needs it. */
-class Writer {
+/** A process that writes words, watched as long as somebody holds it. */
+export interface WordWriter {
+  hold(): void;
+  release(): void;
+  /** Never waits. */
+  hasExited(): boolean;
+}
+
+/** Another process that is known by its identity. */
+class Writer implements WordWriter {
   readonly #watch: ProcessWatch;
   #users = 1;
 
@@ -75,7 +83,7 @@ class Writer {
 }
 
 /** A stream waits: it would do so for ever if the writer died, so that the host frees it then. */
-function breakOnExit(word: FenceWord, value: bigint, writer: Writer): void {
+export function breakOnExit(word: FenceWord, value: bigint, writer: WordWriter): void {
   word.block.hold();
   writer.hold();
   watch(() => word.load() >= value || writer.hasExited(), () => {
@@ -86,7 +94,7 @@ function breakOnExit(word: FenceWord, value: bigint, writer: Writer): void {
 }
 
 let partsOf: (fence: SharedFence) => FenceParts;
-let importFence: (device: Device | null, word: FenceWord, writer: ProcessIdentity) => SharedFence;
+let importFence: typeof receivedFence;
 
 /**
  * A 64-bit value that only grows, shared between processes. The process that made it raises it, from its streams or its
@@ -112,7 +120,7 @@ export class SharedFence extends Closable implements StreamFence {
   readonly #word: FenceWord;
   readonly #giveBack: () => void;
   /** Only for another process's fence. */
-  readonly #writer: Writer | undefined;
+  readonly #writer: WordWriter | undefined;
   readonly #writerIdentity: ProcessIdentity;
   /** The last value that this process has queued or stored. */
   #last: bigint;
@@ -125,7 +133,7 @@ export class SharedFence extends Closable implements StreamFence {
     word: FenceWord,
     giveBack: () => void,
     writer: ProcessIdentity,
-    watched: Writer | undefined,
+    watched: WordWriter | undefined,
   ) {
     super();
     if (token !== TOKEN) throw new InvalidArgumentError("Cannot construct a SharedFence: use SharedFence.create()");
@@ -145,9 +153,10 @@ export class SharedFence extends Closable implements StreamFence {
 
   static {
     partsOf = (fence) => ({ word: fence.#word, writer: fence.#writerIdentity, device: fence.#device });
-    importFence = (device, word, writer) => {
+    importFence = (device, word, writer, known) => {
       word.block.hold();
-      return new SharedFence(TOKEN, device, word, () => word.block.release(), writer, new Writer(writer));
+      known?.hold();
+      return new SharedFence(TOKEN, device, word, () => word.block.release(), writer, known ?? new Writer(writer));
     };
   }
 
@@ -303,7 +312,9 @@ export class SharedFence extends Closable implements StreamFence {
 }
 
 function checkValue(action: string, name: string, value: unknown): asserts value is bigint {
-  if (typeof value !== "bigint" || value < 0n || value >= BROKEN) throw invalid(action, name, value, "a bigint from 0n to 2^62 - 1");
+  if (typeof value !== "bigint" || value < 0n || value >= BROKEN) {
+    throw invalid(action, name, value, "a bigint from 0n to 2^62 - 1");
+  }
 }
 
 /** The parts of an open fence. */
@@ -313,7 +324,12 @@ export function fenceParts(fence: unknown, action: string, name: string): FenceP
   return partsOf(fence);
 }
 
-/** A fence of another process, over a word that is mapped here. */
-export function receivedFence(device: Device | null, word: FenceWord, writer: ProcessIdentity): SharedFence {
-  return importFence(device, word, writer);
+/** A fence of another process, over a word that is mapped here; `known` is the process where a channel holds it. */
+export function receivedFence(
+  device: Device | null,
+  word: FenceWord,
+  writer: ProcessIdentity,
+  known: WordWriter | undefined,
+): SharedFence {
+  return importFence(device, word, writer, known);
 }

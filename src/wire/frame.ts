@@ -94,10 +94,11 @@ export class FrameDecoder {
   #length = 0;
   #header: Header | undefined;
   #fds: number[] = [];
-  readonly #maxFrameBytes: number;
+  /** A peer that is not known yet may send less. */
+  maxFrameBytes: number;
 
-  constructor(maxFrameBytes = MAX_FRAME_BYTES) {
-    this.#maxFrameBytes = maxFrameBytes;
+  constructor(maxFrameBytes: number = MAX_FRAME_BYTES) {
+    this.maxFrameBytes = maxFrameBytes;
   }
 
   /** Descriptors that came and belong to no frame yet, so that they can be closed at the end. */
@@ -110,11 +111,10 @@ export class FrameDecoder {
     return this.#length > 0;
   }
 
-  /** Gives the frames that are complete now. */
-  push(bytes: Uint8Array, fds: readonly number[]): Frame[] {
+  /** Gives the frames that are complete now, each before the next one is looked at. */
+  *push(bytes: Uint8Array, fds: readonly number[]): Generator<Frame, void, void> {
     this.#fds.push(...fds);
     this.#append(bytes);
-    const frames: Frame[] = [];
     let at = 0;
     for (;;) {
       if (this.#header === undefined) {
@@ -123,9 +123,10 @@ export class FrameDecoder {
       }
       const header = this.#header;
       if (this.#length - at < header.byteLength) break;
-      frames.push(this.#readFrame(header, at));
+      const frame = this.#readFrame(header, at);
       this.#header = undefined;
       at += header.byteLength;
+      yield frame;
     }
     this.#bytes.copyWithin(0, at, this.#length);
     this.#length -= at;
@@ -134,7 +135,6 @@ export class FrameDecoder {
       if (this.#fds.length > 0) refuse("file descriptors", `${this.#fds.length} more than the frames announced`, "none");
       if (this.#bytes.byteLength > 65536) this.#bytes = new Uint8Array(4096);
     }
-    return frames;
   }
 
   #append(bytes: Uint8Array): void {
@@ -154,11 +154,15 @@ export class FrameDecoder {
     if (magic !== MAGIC) refuse("magic", `0x${magic.toString(16)}`, `0x${MAGIC.toString(16)}; the peer speaks something else`);
     const version = view.getUint16(4, true);
     if (version !== PROTOCOL_VERSION) {
-      refuse("protocol version", version, `${PROTOCOL_VERSION}; use releases of this module with the same protocol on both sides`);
+      refuse(
+        "protocol version",
+        version,
+        `${PROTOCOL_VERSION}; use releases of this module with the same protocol on both sides`,
+      );
     }
     const byteLength = view.getUint32(8, true);
-    if (byteLength < HEADER_BYTES || byteLength > this.#maxFrameBytes) {
-      refuse("length", byteLength, `${HEADER_BYTES} to ${this.#maxFrameBytes}`);
+    if (byteLength < HEADER_BYTES || byteLength > this.maxFrameBytes) {
+      refuse("length", byteLength, `${HEADER_BYTES} to ${this.maxFrameBytes}`);
     }
     const jsonByteLength = view.getUint32(12, true);
     if (jsonByteLength > byteLength - HEADER_BYTES) {

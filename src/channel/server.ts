@@ -1,0 +1,214 @@
+/** Listening for channels. */
+import { setTimeout } from "node:timers";
+import process from "node:process";
+import { checkOptions, checkSignal, invalid } from "../arguments.ts";
+import { Closable } from "../closable.ts";
+import type { Device } from "../device.ts";
+import { ClosedError, InvalidArgumentError, PeerRejectedError, SystemCallError } from "../errors.ts";
+import { peerCredentials } from "../os/process.ts";
+import { Listener } from "../os/socket.ts";
+import { FdWatch } from "../os/waiter.ts";
+import { type ChannelDevices, checkDevices, firstFrame, type IpcChannel, newChannel } from "./channel.ts";
+import {
+  type Awaited,
+  awaitGreeting,
+  MAX_GREETING_BYTES,
+  type Peer,
+  readGreeting,
+  sendGreeting,
+  sendRejection,
+} from "./handshake.ts";
+import type { Transport } from "./transport.ts";
+
+/** Options of `IpcServer.listen`. */
+export interface ListenOptions extends ChannelDevices {
+  /** User ids that may connect. Default: the one of this process. */
+  readonly allowUids?: readonly number[];
+  /** Asked last about each peer: false refuses it. */
+  readonly authorize?: (peer: Peer) => boolean | Promise<boolean>;
+  /** Closes the server when it is aborted. */
+  readonly signal?: AbortSignal;
+}
+
+/** Connections that have not greeted yet; beyond this the oldest is dropped, so that silent ones cannot fill the process. */
+const MAX_GREETING = 256;
+/** How long accepting waits when this process has no file descriptors left. */
+const RETRY_ACCEPT_MS = 50;
+const ACCEPTS_IN_A_ROW = 64;
+const TOKEN: unique symbol = Symbol("IpcServer");
+
+/**
+ * A socket file at which other processes connect with `IpcChannel.connect`. Only processes of the same user may, unless
+ * `allowUids` says otherwise. Iterate over it to get a channel for each; closing it leaves those as they are.
+ *
+ * @example
+ * ```ts ignore
+ * await using server = IpcServer.listen("/run/app.sock", { device });
+ * for await (const channel of server) serve(channel);
+ * ```
+ */
+export class IpcServer extends Closable {
+  readonly #listener: Listener;
+  readonly #watch: FdWatch;
+  readonly #devices: readonly Device[];
+  readonly #allowUids: readonly number[];
+  readonly #authorize: ListenOptions["authorize"];
+  readonly #greeting = new Set<Transport>();
+  readonly #ready: IpcChannel[] = [];
+  readonly #waiters: { resolve: (channel: IpcChannel | null) => void }[] = [];
+  readonly #forgetSignal: () => void;
+
+  /** Not for users: see {@linkcode IpcServer.listen}. */
+  private constructor(token: typeof TOKEN, listener: Listener, devices: readonly Device[], options: Partial<ListenOptions>) {
+    super();
+    if (token !== TOKEN) throw new InvalidArgumentError("Cannot construct an IpcServer: use IpcServer.listen()");
+    this.#listener = listener;
+    this.#devices = devices;
+    this.#allowUids = [...options.allowUids ?? [process.getuid!()]];
+    this.#authorize = options.authorize;
+    this.#watch = new FdWatch(listener.fd);
+    const { signal } = options;
+    const onAbort = () => this.close();
+    signal?.addEventListener("abort", onAbort);
+    this.#forgetSignal = () => signal?.removeEventListener("abort", onAbort);
+    this.#accept();
+  }
+
+  /**
+   * Listens at `path`, a socket file that only this user may open. A file that a dead server left is replaced; one at which
+   * somebody listens is not.
+   *
+   * @throws {SystemCallError} when the path cannot be used, or somebody listens there.
+   */
+  static listen(path: string, options?: ListenOptions): IpcServer {
+    const action = `listen at ${path}`;
+    const given = checkOptions(action, options);
+    const devices = checkDevices(action, given);
+    const { allowUids, authorize } = given;
+    if (allowUids !== undefined) {
+      if (!Array.isArray(allowUids)) throw invalid(action, "allowUids", allowUids, "an array of user ids");
+      for (const uid of allowUids) {
+        if (!Number.isInteger(uid) || uid < 0 || uid > 0xffff_ffff) throw invalid(action, "allowUids", uid, "user ids");
+      }
+    }
+    if (authorize !== undefined && typeof authorize !== "function") throw invalid(action, "authorize", authorize, "a function");
+    checkSignal(action, given.signal);
+    // Others may try; the uid check refuses them by name
+    const mode = allowUids?.some((uid) => uid !== process.getuid!()) ? 0o666 : 0o600;
+    return new IpcServer(TOKEN, Listener.open(path, { mode }), devices, given);
+  }
+
+  /** The path of the socket file. */
+  get path(): string {
+    return this.#listener.path;
+  }
+
+  /** The next channel; null when the server is closed. */
+  accept(): Promise<IpcChannel | null> {
+    const channel = this.#ready.shift();
+    if (channel !== undefined) return Promise.resolve(channel);
+    if (this.isClosed) return Promise.resolve(null);
+    return new Promise((resolve) => this.#waiters.push({ resolve }));
+  }
+
+  /** The channels, until the server is closed. */
+  async *[Symbol.asyncIterator](): AsyncGenerator<IpcChannel, void, void> {
+    for (;;) {
+      const channel = await this.accept();
+      if (channel === null) return;
+      yield channel;
+    }
+  }
+
+  /** Listening keeps the process alive. This is so from the start. */
+  ref(): void {
+    this.#watch.ref();
+  }
+
+  /** Listening does not keep the process alive. */
+  unref(): void {
+    this.#watch.unref();
+  }
+
+  async #accept(): Promise<void> {
+    while (!this.isClosed) {
+      try {
+        let socket: number | undefined;
+        for (let count = 0; count < ACCEPTS_IN_A_ROW; count++) {
+          socket = this.#listener.accept();
+          if (socket === undefined) break;
+          this.#greet(socket);
+        }
+        await this.#watch.readable();
+      } catch (error) {
+        if (error instanceof ClosedError) return;
+        // No descriptors left: those that connect wait in the kernel until there are some again
+        if (!(error instanceof SystemCallError)) throw error;
+        await new Promise<void>((resolve) => setTimeout(resolve, RETRY_ACCEPT_MS).unref());
+      }
+    }
+  }
+
+  async #greet(socket: number): Promise<void> {
+    let awaited: Awaited | undefined;
+    try {
+      awaited = awaitGreeting(socket, MAX_GREETING_BYTES);
+      const { transport } = awaited;
+      this.#greeting.add(transport);
+      if (this.#greeting.size > MAX_GREETING) {
+        const [oldest] = this.#greeting;
+        this.#greeting.delete(oldest);
+        oldest.close();
+      }
+      const channel = await this.#serve(awaited);
+      const waiter = this.#waiters.shift();
+      if (waiter !== undefined) waiter.resolve(channel);
+      else this.#ready.push(channel);
+    } catch (error) {
+      // One peer's failure is its own: it is told why, as far as it listens
+      if (awaited?.transport.isOpen) {
+        sendRejection(awaited.transport, error instanceof Error ? error.message : String(error));
+        await awaited.transport.flushed();
+      }
+      awaited?.transport.close();
+    } finally {
+      if (awaited !== undefined) this.#greeting.delete(awaited.transport);
+    }
+  }
+
+  async #serve(awaited: Awaited): Promise<IpcChannel> {
+    const { transport } = awaited;
+    const { uid } = peerCredentials(transport.socket);
+    if (!this.#allowUids.includes(uid)) {
+      throw new PeerRejectedError(`user ${uid} may not connect, allowed are ${this.#allowUids.join(", ") || "none"}`);
+    }
+    const frame = await firstFrame(awaited, "greet a peer", undefined);
+    const greeted = readGreeting(transport, frame, "hello");
+    try {
+      if (this.#authorize !== undefined && await this.#authorize(greeted.peer) !== true) {
+        throw new PeerRejectedError("the server did not authorize this process");
+      }
+      if (this.isClosed || !transport.isOpen) throw new PeerRejectedError("the server was closed");
+      sendGreeting(transport, "welcome", this.#devices.map((device) => device.uuid));
+      return newChannel({ transport, ...greeted }, awaited, this.#devices);
+    } catch (error) {
+      greeted.process.release();
+      throw error;
+    }
+  }
+
+  /** Called once, by `close`. */
+  protected override onClose(): void {
+    this.#forgetSignal();
+    this.#watch.close();
+    this.#listener.close();
+    for (const transport of this.#greeting) transport.close();
+    for (const channel of this.#ready.splice(0)) channel.close();
+    for (const { resolve } of this.#waiters.splice(0)) resolve(null);
+  }
+
+  /** A short name for messages. */
+  override toString(): string {
+    return `IpcServer at ${this.#listener.path}`;
+  }
+}
