@@ -47,7 +47,8 @@ export function reapWhenIdle(context: Context, giveBack: () => void, byteLength 
   return reapWhen(() => context.isIdle(), giveBack, byteLength);
 }
 
-function reapWhen(isReady: () => boolean, giveBack: () => void, byteLength = 0): () => boolean {
+/** Calls `giveBack` when `isReady` says so: at once, or at a later pass. */
+export function reapWhen(isReady: () => boolean, giveBack: () => void, byteLength = 0): () => boolean {
   if (isReady()) {
     giveBack();
     return () => true;

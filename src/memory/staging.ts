@@ -6,7 +6,7 @@ import { addOffset, type Address, createHostView, type HostView, toSize } from "
 import { Completion } from "../completion.ts";
 import { InvalidArgumentError } from "../errors.ts";
 import { pollUntil } from "../polling.ts";
-import { reapAfter } from "./reaper.ts";
+import { reapAfter, reapWhen } from "./reaper.ts";
 import type { Context } from "../context.ts";
 import { check } from "../driver/check.ts";
 import { CU_MEMHOSTALLOC_PORTABLE } from "../driver/enums.ts";
@@ -42,8 +42,19 @@ class Staging {
   }
 
   /** A piece as soon as one is free, in the order of asking. */
-  take(): Piece | Promise<Piece> {
-    return this.takeNow() ?? new Promise((resolve) => this.#waiting.push(resolve));
+  take(signal: AbortSignal | undefined): Promise<Piece> {
+    return new Promise((resolve, reject) => {
+      const onPiece = (piece: Piece) => {
+        signal?.removeEventListener("abort", onAbort);
+        resolve(piece);
+      };
+      const onAbort = () => {
+        this.#waiting.splice(this.#waiting.indexOf(onPiece), 1);
+        reject(signal!.reason);
+      };
+      signal?.addEventListener("abort", onAbort, { once: true });
+      this.#waiting.push(onPiece);
+    });
   }
 
   giveBack(piece: Piece): void {
@@ -114,17 +125,25 @@ class Transfer {
     stream.hold();
   }
 
-  /** The lane whose copy began first; its copy is done. A new one while there are fewer than two. */
+  /**
+   * The lane whose copy began first; its copy is done. A new one while there are fewer than two. Whoever has one does
+   * not wait for a second: transfers that all wait for each other's pieces would never end.
+   */
   async nextLane(): Promise<Lane> {
     if (this.#lanes.length < LANES) {
-      const piece = this.#staging.takeNow() ?? await this.#staging.take();
-      const lane = { piece, completion: new Completion(this.#stream), byteOffset: 0, byteLength: 0 };
-      this.#lanes.push(lane);
-      return lane;
+      const piece = this.#staging.takeNow() ?? (this.#lanes.length === 0 ? await this.#staging.take(this.#signal) : undefined);
+      if (piece !== undefined) return this.#addLane(piece);
     }
     const lane = this.#lanes[this.#next];
-    this.#next = (this.#next + 1) % LANES;
+    this.#next = (this.#next + 1) % this.#lanes.length;
     await pollUntil(() => lane.completion.isDone(), this.#signal);
+    return lane;
+  }
+
+  #addLane(piece: Piece): Lane {
+    const lane = { piece, completion: new Completion(this.#stream), byteOffset: 0, byteLength: 0 };
+    this.#lanes.push(lane);
+    this.#next = 0; // the others began before it
     return lane;
   }
 
@@ -139,14 +158,13 @@ class Transfer {
 
   /** Gives the pieces back; after an error or an abort the GPU may still copy, so they wait for it. */
   end(): void {
-    const lanes = this.#lanes;
-    reapAfter([this.#stream], () => {
-      for (const lane of lanes) {
-        lane.completion.release();
-        this.#staging.giveBack(lane.piece);
-      }
-      this.#stream.release();
-    });
+    for (const { piece, completion } of this.#lanes) {
+      reapWhen(() => completion.isDone(), () => {
+        completion.release();
+        this.#staging.giveBack(piece);
+      });
+    }
+    this.#stream.release();
   }
 }
 
