@@ -18,7 +18,9 @@ export {
 } from "./src/memory/pool.ts";
 export {
   type ChunksOptions,
+  type Copy2DOptions,
   DeviceBuffer,
+  type Fill2DOptions,
   type FillOptions,
   type ReadOptions,
   type StreamOption,

@@ -13,6 +13,7 @@ import type { AllocationHandle } from "./allocation_handle.ts";
 import type { Allocation, BufferKind } from "./allocation.ts";
 import { nativePool } from "./native_pool.ts";
 import type { HostPool } from "./host_pool.ts";
+import { checkStream, copy, copy2D, type Place } from "./copy.ts";
 import { ForeignAllocation } from "./foreign_allocation.ts";
 import { hostPoolParts } from "./native_host_pool.ts";
 import { withStream } from "./own_stream.ts";
@@ -60,6 +61,28 @@ export interface ChunksOptions extends StreamOption, WaitOptions {
 export interface FillOptions extends StreamOption {
   /** Bytes of one element: 1, 2 or 4. Default: 1. */
   readonly width?: 1 | 2 | 4;
+}
+
+/** Options of `copyFrom2D`. */
+export interface Copy2DOptions extends StreamOption {
+  /** The length of each row. */
+  readonly rowBytes: number;
+  /** How many rows to copy. */
+  readonly rows: number;
+  /** From the begin of one row to the next in this buffer. Default: `rowBytes`. */
+  readonly pitchBytes?: number;
+  /** The same in the other buffer. Default: `rowBytes`. */
+  readonly sourcePitchBytes?: number;
+}
+
+/** Options of `fill2D`. */
+export interface Fill2DOptions extends FillOptions {
+  /** The length of each row. */
+  readonly rowBytes: number;
+  /** How many rows to fill. */
+  readonly rows: number;
+  /** From the begin of one row to the next. Default: `rowBytes`. */
+  readonly pitchBytes?: number;
 }
 
 /** What an array holds in both runtimes. */
@@ -442,20 +465,51 @@ export class DeviceBuffer extends Closable {
       throw invalid(action, "other.byteLength", other.#byteLength, `this buffer's ${this.#byteLength}`);
     }
     const { stream: given } = checkOptions(action, options);
-    const to = this.#allocation.context;
-    const from = other.#allocation.context;
     const stream = given === undefined ? this.#allocation.stream : nativeStream(given, action);
-    if (stream.context !== to && stream.context !== from) {
-      throw new InvalidArgumentError(`Cannot ${action}: the stream belongs to ${stream.context}. Use one of ${to} or ${from}`);
-    }
-    const { driver } = to;
-    if (to === from) {
-      check(driver.memcpyDtoDAsync(this.#address, other.#address, this.#size, stream.handle), "cuMemcpyDtoDAsync", this);
-    } else {
-      if (from.driver !== driver) throw new InvalidArgumentError(`Cannot ${action}: the buffers belong to different drivers`);
-      const result = driver.memcpyPeerAsync(this.#address, to.handle, other.#address, from.handle, this.#size, stream.handle);
-      check(result, "cuMemcpyPeerAsync", this);
-    }
+    checkStream(this.#allocation, other.#allocation, stream, action);
+    copy(this.#place(), other.#place(), this.#size, stream);
+  }
+
+  /**
+   * Copies rows of another buffer into this one, in order with the stream's work (`cuMemcpy2DAsync`): a rectangle of an
+   * image or a matrix whose rows are padded. Both begin at the buffer's first byte; use `subarray` to begin elsewhere.
+   *
+   * @example
+   * ```ts ignore
+   * image.subarray(top * pitch + left).copyFrom2D(tile, { rowBytes: 64, rows: 16, pitchBytes: pitch, sourcePitchBytes: 64 });
+   * ```
+   *
+   * @throws {InvalidArgumentError} when the rows do not lie within both buffers, or a pitch is less than a row.
+   * @throws {NotSupportedError} when the stream's device has no access to the other buffer's.
+   */
+  copyFrom2D(other: DeviceBuffer, options: Copy2DOptions): void {
+    const action = new Action("copy rows to", this);
+    this.#checkUsable(action);
+    if (!(other instanceof DeviceBuffer)) throw invalid(action, "other", other, "a DeviceBuffer");
+    other.#checkUsable(action);
+    const { rowBytes, rows, pitchBytes = rowBytes, sourcePitchBytes = rowBytes, stream: given } = checkOptions(action, options);
+    const width = checkInteger(action, "rowBytes", rowBytes, 1);
+    const height = checkInteger(action, "rows", rows, 1);
+    const pitch = this.#checkPitch(action, "pitchBytes", pitchBytes, width, height);
+    const sourcePitch = other.#checkPitch(action, "sourcePitchBytes", sourcePitchBytes, width, height);
+    const stream = given === undefined ? this.#allocation.stream : nativeStream(given, action);
+    checkStream(this.#allocation, other.#allocation, stream, action);
+    const to = { ...this.#place(), pitchBytes: pitch };
+    copy2D(to, { ...other.#place(), pitchBytes: sourcePitch }, width, height, stream, action);
+  }
+
+  /** A pitch that holds a row, with which all rows lie within the buffer. */
+  #checkPitch(action: Text, name: string, value: unknown, rowBytes: number, rows: number): number {
+    const pitch = checkInteger(action, name, value, rowBytes);
+    const needed = pitch * (rows - 1) + rowBytes;
+    if (needed <= this.#byteLength) return pitch;
+    throw new InvalidArgumentError(
+      `Cannot ${action}: ${rows} rows of ${rowBytes} bytes, ${pitch} apart, take ${needed} bytes of the ${this.#byteLength} of ${this}`,
+    );
+  }
+
+  #place(): Place {
+    return { allocation: this.#allocation, address: this.#address };
   }
 
   /** Copies this buffer into another one of the same length: `other.copyFrom(this)`. */
@@ -474,8 +528,7 @@ export class DeviceBuffer extends Closable {
     const action = new Action("fill", this);
     this.#checkUsable(action);
     const { width = 1, stream: given } = checkOptions(action, options);
-    if (width !== 1 && width !== 2 && width !== 4) throw invalid(action, "width", width, "1, 2 or 4");
-    checkInteger(action, "value", value, 0, 2 ** (8 * width) - 1);
+    checkFill(action, value, width);
     const stream = this.#streamOf(given, action);
     const { driver } = this.#allocation.context;
     if (width === 1) {
@@ -491,6 +544,35 @@ export class DeviceBuffer extends Closable {
   }
 
   /**
+   * Sets every element of a rectangle, in order with the stream's work (`cuMemsetD2D8Async`, `D16`, `D32`). It begins at
+   * the buffer's first byte; use `subarray` to begin elsewhere.
+   *
+   * @param value an unsigned integer of `width` bytes.
+   * @throws {InvalidArgumentError} when the value does not fit, the rows do not lie within the buffer, or an address or
+   *   length is no multiple of `width`.
+   */
+  fill2D(value: number, options: Fill2DOptions): void {
+    const action = new Action("fill rows of", this);
+    this.#checkUsable(action);
+    const { width = 1, rowBytes, rows, pitchBytes = rowBytes, stream: given } = checkOptions(action, options);
+    checkFill(action, value, width);
+    const row = checkInteger(action, "rowBytes", rowBytes, 1);
+    const height = checkInteger(action, "rows", rows, 1);
+    const pitch = this.#checkPitch(action, "pitchBytes", pitchBytes, row, height);
+    if (row % width !== 0 || pitch % width !== 0 || addressToBigInt(this.#address) % BigInt(width) !== 0n) {
+      throw new InvalidArgumentError(
+        `Cannot ${action}: rowBytes, pitchBytes and the address must be multiples of the width ${width}`,
+      );
+    }
+    const { handle } = this.#streamOf(given, action);
+    const { driver } = this.#allocation.context;
+    const [to, step, count, lines] = [this.#address, toSize(pitch), toSize(row / width), toSize(height)];
+    if (width === 1) check(driver.memsetD2D8Async(to, step, value, count, lines, handle), "cuMemsetD2D8Async", this);
+    else if (width === 2) check(driver.memsetD2D16Async(to, step, value, count, lines, handle), "cuMemsetD2D16Async", this);
+    else check(driver.memsetD2D32Async(to, step, value, count, lines, handle), "cuMemsetD2D32Async", this);
+  }
+
+  /**
    * Ends the buffer: at once for its user, for the driver in order with the stream's work (`cuMemFreeAsync`). An import
    * is unmapped when the stream's work is done. A view only ends itself. Freeing twice is allowed.
    */
@@ -498,7 +580,8 @@ export class DeviceBuffer extends Closable {
     if (this.isClosed) return;
     if (options !== undefined) {
       const action = new Action("free", this);
-      this.#freeStream = this.#streamOf(checkOptions(action, options).stream, action);
+      const { stream } = checkOptions(action, options);
+      if (stream !== undefined) this.#freeStream = this.#streamOf(stream, action);
     }
     this.close();
   }
@@ -537,7 +620,10 @@ export class DeviceBuffer extends Closable {
 
   #streamOf(stream: CudaStream | undefined, action: Text): NativeStream {
     const { context, stream: own } = this.#allocation;
-    if (stream === undefined) return own;
+    if (stream === undefined) {
+      own.context.makeCurrent(); // refuses for host memory without a device
+      return own;
+    }
     const given = nativeStream(stream, action);
     if (given.context !== context && !this.#allocation.isAccessibleFrom(given.context)) {
       throw new InvalidArgumentError(
@@ -569,6 +655,11 @@ export class DeviceBuffer extends Closable {
   override toString(): string {
     return `a DeviceBuffer of ${this.#byteLength} bytes on ${this.#allocation.context}${this.isImported ? " (imported)" : ""}`;
   }
+}
+
+function checkFill(action: Text, value: unknown, width: unknown): void {
+  if (width !== 1 && width !== 2 && width !== 4) throw invalid(action, "width", width, "1, 2 or 4");
+  checkInteger(action, "value", value, 0, 2 ** (8 * width) - 1);
 }
 
 function newArray(action: Text, byteLength: number): Uint8Array {
