@@ -6,8 +6,8 @@ import { contextOf } from "../context.ts";
 import type { Device } from "../device.ts";
 import { ChannelClosedError, InvalidArgumentError, NotSupportedError, PeerGoneError, ProtocolError } from "../errors.ts";
 import { nativeStream } from "../native_stream.ts";
+import { connect } from "../os/connection.ts";
 import { discardFds } from "../os/fd.ts";
-import { connectSocket } from "../os/socket.ts";
 import { retiredFenceBytes } from "../share/fence_block.ts";
 import type { CudaStream } from "../stream.ts";
 import { type Frame, MAX_FRAME_BYTES } from "../wire/frame.ts";
@@ -94,7 +94,6 @@ export interface ChannelStats {
 const EXIT_AFTER_END_MS = 500;
 /** How long what is queued may take to leave when the channel is closed. */
 const FLUSH_MS = 5000;
-const CONNECT_RETRY_MS = 5;
 const TOKEN: unique symbol = Symbol("IpcChannel");
 
 let make: (greeted: Greeted, awaited: Awaited, devices: readonly Device[]) => IpcChannel;
@@ -160,7 +159,7 @@ export class IpcChannel extends Closable {
     const given = checkOptions(action, options);
     const devices = checkDevices(action, given);
     const signal = checkSignal(action, given.signal);
-    const awaited = awaitGreeting(await connect(path, signal), MAX_FRAME_BYTES);
+    const awaited = awaitGreeting(await connect(path, { signal }), MAX_FRAME_BYTES);
     try {
       sendGreeting(awaited.transport, "hello", devices.map(({ uuid }) => uuid));
       const welcome = await firstFrame(awaited, action, signal);
@@ -465,14 +464,6 @@ export function abortable<T>(promise: Promise<T>, signal: AbortSignal | undefine
     signal.addEventListener("abort", onAbort);
     promise.then(resolve, reject).finally(() => signal.removeEventListener("abort", onAbort));
   });
-}
-
-async function connect(path: string, signal: AbortSignal | undefined): Promise<number> {
-  for (;;) {
-    const socket = connectSocket(path);
-    if (socket !== undefined) return socket;
-    await abortable(new Promise<void>((resolve) => setTimeout(resolve, CONNECT_RETRY_MS)), signal);
-  }
 }
 
 /** The peer's first frame, within the time that a greeting may take. */

@@ -1,13 +1,11 @@
 /** Listening for channels. */
-import { setTimeout } from "node:timers";
 import process from "node:process";
 import { checkOptions, checkSignal, invalid } from "../arguments.ts";
 import { Closable } from "../closable.ts";
 import type { Device } from "../device.ts";
-import { ClosedError, InvalidArgumentError, PeerRejectedError, SystemCallError } from "../errors.ts";
+import { InvalidArgumentError, PeerRejectedError, SystemCallError } from "../errors.ts";
+import { UnixServer } from "../os/connection.ts";
 import { peerCredentials } from "../os/process.ts";
-import { Listener } from "../os/socket.ts";
-import { FdWatch } from "../os/waiter.ts";
 import { type ChannelDevices, checkDevices, firstFrame, type IpcChannel, newChannel } from "./channel.ts";
 import {
   type Awaited,
@@ -32,9 +30,6 @@ export interface ListenOptions extends ChannelDevices {
 
 /** Connections that have not greeted yet; beyond this the oldest is dropped, so that silent ones cannot fill the process. */
 const MAX_GREETING = 256;
-/** How long accepting waits when this process has no file descriptors left. */
-const RETRY_ACCEPT_MS = 50;
-const ACCEPTS_IN_A_ROW = 64;
 const TOKEN: unique symbol = Symbol("IpcServer");
 
 /**
@@ -48,8 +43,7 @@ const TOKEN: unique symbol = Symbol("IpcServer");
  * ```
  */
 export class IpcServer extends Closable {
-  readonly #listener: Listener;
-  readonly #watch: FdWatch;
+  readonly #socket: UnixServer;
   readonly #devices: readonly Device[];
   readonly #allowUids: readonly number[];
   readonly #authorize: ListenOptions["authorize"];
@@ -59,14 +53,13 @@ export class IpcServer extends Closable {
   readonly #forgetSignal: () => void;
 
   /** Not for users: see {@linkcode IpcServer.listen}. */
-  private constructor(token: typeof TOKEN, listener: Listener, devices: readonly Device[], options: Partial<ListenOptions>) {
+  private constructor(token: typeof TOKEN, socket: UnixServer, devices: readonly Device[], options: Partial<ListenOptions>) {
     super();
     if (token !== TOKEN) throw new InvalidArgumentError("Cannot construct an IpcServer: use IpcServer.listen()");
-    this.#listener = listener;
+    this.#socket = socket;
     this.#devices = devices;
     this.#allowUids = [...options.allowUids ?? [process.getuid!()]];
     this.#authorize = options.authorize;
-    this.#watch = new FdWatch(listener.fd);
     const { signal } = options;
     const onAbort = () => this.close();
     signal?.addEventListener("abort", onAbort);
@@ -95,12 +88,12 @@ export class IpcServer extends Closable {
     checkSignal(action, given.signal);
     // Others may try; the uid check refuses them by name
     const mode = allowUids?.some((uid) => uid !== process.getuid!()) ? 0o666 : 0o600;
-    return new IpcServer(TOKEN, Listener.open(path, { mode }), devices, given);
+    return new IpcServer(TOKEN, UnixServer.listen(path, { mode }), devices, given);
   }
 
   /** The path of the socket file. */
   get path(): string {
-    return this.#listener.path;
+    return this.#socket.path;
   }
 
   /** The next channel; null when the server is closed. */
@@ -122,29 +115,23 @@ export class IpcServer extends Closable {
 
   /** Listening keeps the process alive. This is so from the start. */
   ref(): void {
-    this.#watch.ref();
+    this.#socket.ref();
   }
 
   /** Listening does not keep the process alive. */
   unref(): void {
-    this.#watch.unref();
+    this.#socket.unref();
   }
 
   async #accept(): Promise<void> {
     while (!this.isClosed) {
       try {
-        let socket: number | undefined;
-        for (let count = 0; count < ACCEPTS_IN_A_ROW; count++) {
-          socket = this.#listener.accept();
-          if (socket === undefined) break;
-          this.#greet(socket);
-        }
-        await this.#watch.readable();
+        const socket = await this.#socket.accept();
+        if (socket === null) return;
+        this.#greet(socket);
       } catch (error) {
-        if (error instanceof ClosedError) return;
-        // No descriptors left: those that connect wait in the kernel until there are some again
+        // No descriptors left: that connection was turned away, and later ones may find some again
         if (!(error instanceof SystemCallError)) throw error;
-        await new Promise<void>((resolve) => setTimeout(resolve, RETRY_ACCEPT_MS).unref());
       }
     }
   }
@@ -200,8 +187,7 @@ export class IpcServer extends Closable {
   /** Called once, by `close`. */
   protected override onClose(): void {
     this.#forgetSignal();
-    this.#watch.close();
-    this.#listener.close();
+    this.#socket.close();
     for (const transport of this.#greeting) transport.close();
     for (const channel of this.#ready.splice(0)) channel.close();
     for (const { resolve } of this.#waiters.splice(0)) resolve(null);
@@ -209,6 +195,6 @@ export class IpcServer extends Closable {
 
   /** A short name for messages. */
   override toString(): string {
-    return `IpcServer at ${this.#listener.path}`;
+    return `IpcServer at ${this.#socket.path}`;
   }
 }
