@@ -8,8 +8,13 @@ import { runDemo, SAMPLE, Sides, TemporaryFolder, waitForLine } from "./helpers.
 
 const MAX_SOCKET_BYTES = 4096;
 const KILL_LIMIT_MS = 2000;
-/** Long enough that a side is still at work when it is killed. */
-const LARGE_BYTES = 192 * 1024 * 1024;
+/** Long enough that a side is still at work when it learns of the other's death. */
+const LARGE_BYTES = { "simulator": 192 * 1024 * 1024, "CUDA driver": 1024 * 1024 * 1024 };
+/** When to kill: once `speaker` has said `line`. A survivor that had not noticed would go on until it says `notReached`. */
+const STAGES = [
+  { stage: "the producer loads", speaker: "producer", line: "loads", notReached: { producer: "SHA-256", consumer: "mapped" } },
+  { stage: "the consumer hashes", speaker: "consumer", line: "mapped", notReached: { producer: "digests", consumer: "SHA-256" } },
+] as const;
 const STUCK_CONSUMER = new URL("./stuck_consumer.ts", import.meta.url);
 
 function digestsOf(output: string): string[] {
@@ -71,14 +76,13 @@ export function testAgreement(driver: "simulator" | "CUDA driver"): void {
 
   for (const producerRuntime of [currentRuntime, otherRuntime] satisfies Runtime[]) {
     for (const victim of ["producer", "consumer"] as const) {
-      for (const [stage, speaker, line] of [["loads", "producer", "loads"], ["hashes", "consumer", "mapped"]] as const) {
-        const name = `demo: ${producerRuntime} produces; killing the ${victim} while the ${speaker} ${stage} ends the other`;
-        test(name, { skip }, async () => {
+      for (const { stage, speaker, line, notReached } of STAGES) {
+        test(`demo: ${producerRuntime} produces; killing the ${victim} while ${stage} ends the other`, { skip }, async () => {
           using folder = new TemporaryFolder();
-          const file = folder.sparseFile("large", LARGE_BYTES);
+          const file = folder.sparseFile("large", LARGE_BYTES[driver]);
           await using sides = new Sides(producerRuntime, `${folder.path}/socket`, file);
           await waitForLine(sides[speaker], line);
-          await assertKillEndsOther(sides, victim);
+          await assertKillEndsOther(sides, victim, notReached);
         });
       }
     }
@@ -86,12 +90,16 @@ export function testAgreement(driver: "simulator" | "CUDA driver"): void {
       using folder = new TemporaryFolder();
       await using sides = new Sides(producerRuntime, `${folder.path}/socket`, folder.file("some", "text"), STUCK_CONSUMER);
       await waitForLine(sides.consumer, "stuck");
-      await assertKillEndsOther(sides, "consumer");
+      await assertKillEndsOther(sides, "consumer", { producer: "digests", consumer: "" });
     });
   }
 }
 
-async function assertKillEndsOther(sides: Sides, victim: "producer" | "consumer"): Promise<void> {
+async function assertKillEndsOther(
+  sides: Sides,
+  victim: "producer" | "consumer",
+  notReached: { readonly producer: string; readonly consumer: string },
+): Promise<void> {
   const survivor = victim === "producer" ? "consumer" : "producer";
   sides[victim].kill("SIGKILL");
   const killed = performance.now();
@@ -100,5 +108,6 @@ async function assertKillEndsOther(sides: Sides, victim: "producer" | "consumer"
   assertEquals((await sides[victim].exited).signal, "SIGKILL", `the ${victim} had ended before`);
   assertEquals(exit.code, 1, exit.stderr);
   assertStringIncludes(exit.stderr, `PeerGoneError: Cannot go on: the ${victim}, process ${sides[victim].pid}, has gone`);
+  assert(!exit.stdout.includes(notReached[survivor]), `the ${survivor} went on:\n${exit.stdout}`);
   assert(ms < KILL_LIMIT_MS, `the ${survivor} ended ${ms.toFixed(0)} ms after the ${victim}'s death`);
 }

@@ -7,6 +7,7 @@
  * @module
  */
 import { createHash } from "node:crypto";
+import { setImmediate } from "node:timers/promises";
 import { parseArgs } from "node:util";
 import { Device } from "../../device.ts";
 import { InvalidArgumentError } from "../../errors.ts";
@@ -44,8 +45,8 @@ async function work({ fields, fds }: Message, wire: Wire, peer: Peer, report: Re
   const mapping = new Stopwatch();
   using pool = MemoryPool.import(device, handle, { id: descriptor.poolId ?? undefined });
   await using buffer = DeviceBuffer.import(pool, descriptor, { stream });
-  report.line(`mapped the same memory at ${hex(buffer.address)} in ${mapping}: nothing was copied`);
   using loaded = CudaEvent.import(device, EventDescriptor.fromJSON(fields.loaded));
+  report.line(`mapped the same memory at ${hex(buffer.address)} and opened the event in ${mapping}: nothing was copied`);
   await loaded.finished({ signal: peer.exit });
 
   const digest = await hashBuffer(buffer, peer.exit, report);
@@ -55,7 +56,7 @@ async function work({ fields, fds }: Message, wire: Wire, peer: Peer, report: Re
   using filled = stream.record({ ipc: true });
   await wire.send("result", { digest, filled: filled.ipcDescriptor });
   await filled.finished({ signal: peer.exit });
-  report.line(`filled ${byteLength} bytes from byte ${byteOffset} on with ${hex(value)}, on the GPU (${filling})`);
+  report.line(`filled ${byteLength} bytes from byte ${byteOffset} on with ${hex(value)} on ${device.name} (${filling})`);
 
   const verdict = await wire.receive("verdict", peer);
   return verdict.fields.agreed === true;
@@ -69,6 +70,7 @@ async function hashBuffer(buffer: DeviceBuffer, signal: AbortSignal, report: Rep
   for await (const bytes of buffer.chunks({ chunkBytes: chunkBytesFor(buffer.byteLength), signal })) {
     hash.update(bytes);
     progress(bytes.byteLength);
+    await setImmediate(); // where the copies are quick, nothing else would get its turn, the peer's death neither
   }
   const digest = hash.digest("hex");
   report.line(`SHA-256 ${digest}`);
