@@ -16,8 +16,12 @@ const {
   Device,
   DeviceBuffer,
   EventDescriptor,
+  HostPool,
+  legacy,
   MemoryPool,
   openDriver,
+  SharedFence,
+  VirtualMemory,
 } = api;
 
 // ---- the world in which the calls are made: good objects, closed ones, and those of other classes
@@ -34,6 +38,15 @@ const timed = device.createEvent({ timing: true });
 const descriptor = buffer.ipcDescriptor;
 const eventDescriptor = event.ipcDescriptor;
 const handle = pool.exportHandle();
+const hostPool = HostPool.create(device, { ipc: true });
+const plainHostPool = HostPool.create(device);
+const hostHandle = hostPool.exportHandle();
+const virtualBuffer = VirtualMemory.allocate(device, 1 << 20, { ipc: true });
+const virtualDescriptor = virtualBuffer.ipcDescriptor;
+const virtualHandles = virtualBuffer.exportHandles();
+const legacyBuffer = legacy.allocate(device, 4096);
+const legacyHandle = legacy.memHandle(legacyBuffer);
+const fence = SharedFence.create(device, { initial: 5n });
 
 function closed<T extends { close(): void }>(object: T): T {
   object.close();
@@ -43,6 +56,8 @@ const closedStream = closed(device.createStream());
 const closedEvent = closed(device.createEvent());
 const closedPool = closed(MemoryPool.create(device));
 const closedBuffer = closed(pool.allocate(64, { stream }));
+const closedHostPool = closed(HostPool.create(device));
+const closedFence = closed(SharedFence.create(device));
 const closedHandle = closed(pool.exportHandle());
 
 // ---- bad values, by what is wanted
@@ -61,6 +76,9 @@ const BAD: Record<string, readonly unknown[]> = {
   handle: [...WRONG, pool, 3, closedHandle],
   bufferDescriptor: [...WRONG, eventDescriptor, descriptor.toBytes(), descriptor.toJSON()],
   eventDescriptor: [...WRONG, descriptor, eventDescriptor.toBytes(), eventDescriptor.toJSON()],
+  fence: [...WRONG, stream, event, closedFence],
+  fenceValue: [5n, 4n, -1n, 2n ** 62n, 2n ** 64n, 6, NaN, "6", null, undefined, {}, []],
+  waitValue: [-1n, 2n ** 62n + 1n, 2n ** 64n, 6, NaN, "6", null, undefined, {}, [], true],
   dependency: [...WRONG, device, closedEvent, closedStream],
   driver: [...NOT_OBJECTS, {}, "cuda", { kind: "cuda" }, device],
   options: [null, 5, NaN, "text", 7n, true, Symbol("bad"), [], -1, 2 ** 53],
@@ -209,10 +227,31 @@ const TABLE: Record<string, Call[]> = {
     ...bad("pool", (p) => DeviceBuffer.import(p, descriptor, { stream })),
     ...bad("bufferDescriptor", (d) => DeviceBuffer.import(pool, d, { stream })),
     ...bad("options", (o) => DeviceBuffer.import(pool, descriptor, o)),
-    ...bad("neededStream", (s) => DeviceBuffer.import(pool, descriptor, { stream: s })),
+    ...bad("stream", (s) => DeviceBuffer.import(pool, descriptor, { stream: s })),
     () => DeviceBuffer.import(plainPool, descriptor, { stream }),
     ...importsOf(pool),
   ],
+  "DeviceBuffer.importVirtual": [
+    ...bad("device", (d) => DeviceBuffer.importVirtual(d, virtualDescriptor, virtualHandles)),
+    ...bad("bufferDescriptor", (d) => DeviceBuffer.importVirtual(device, d, virtualHandles)),
+    ...each(WRONG.filter((value) => !Array.isArray(value)), (h) => DeviceBuffer.importVirtual(device, virtualDescriptor, h)),
+    ...bad("handle", (h) => DeviceBuffer.importVirtual(device, virtualDescriptor, [h])),
+    ...bad("options", (o) => DeviceBuffer.importVirtual(device, virtualDescriptor, virtualHandles, o)),
+    ...bad("stream", (s) => DeviceBuffer.importVirtual(device, virtualDescriptor, virtualHandles, { stream: s })),
+    () => DeviceBuffer.importVirtual(device, virtualDescriptor, []),
+    () => DeviceBuffer.importVirtual(device, virtualDescriptor, [...virtualHandles, ...virtualHandles]),
+    () => DeviceBuffer.importVirtual(device, descriptor, virtualHandles),
+    () => DeviceBuffer.importVirtual(device, virtualDescriptor, [handle]), // a pool's
+  ],
+  "DeviceBuffer.wrap": [
+    ...bad("device", (d) => DeviceBuffer.wrap(d, buffer.address, 64)),
+    ...each([0n, -1n, 2n ** 53n, 2n ** 64n, 1, NaN, "0x1000", null, {}, 4096n], (a) => DeviceBuffer.wrap(device, a, 64)),
+    ...bad("size", (n) => DeviceBuffer.wrap(device, buffer.address, n)),
+    ...bad("options", (o) => DeviceBuffer.wrap(device, buffer.address, 64, o)),
+    ...bad("stream", (s) => DeviceBuffer.wrap(device, buffer.address, 64, { stream: s })),
+    () => DeviceBuffer.wrap(device, buffer.address, 4097),
+  ],
+  "DeviceBuffer.exportHandles": [...onOthers(P.buffer.exportHandles as never, closedBuffer), () => plainBuffer.exportHandles()],
   "DeviceBuffer.subarray": [
     ...bad("offset", (n) => buffer.subarray(n)),
     ...each(numbersExcept(0, 4097), (n) => buffer.subarray(0, n)),
@@ -281,7 +320,136 @@ const TABLE: Record<string, Call[]> = {
     () => buffer.subarray(1).fill(1, { width: 4 }),
     () => closedBuffer.fill(0),
   ],
+  "DeviceBuffer.copyFrom2D": [
+    ...bad("buffer", (b) => buffer.copyFrom2D(b, { rowBytes: 8, rows: 2 })),
+    ...bad("options", (o) => buffer.copyFrom2D(plainBuffer, o)),
+    ...bad("size", (n) => buffer.copyFrom2D(plainBuffer, { rowBytes: n, rows: 2 })),
+    ...bad("size", (n) => buffer.copyFrom2D(plainBuffer, { rowBytes: 8, rows: n })),
+    ...bad("size", (n) => buffer.copyFrom2D(plainBuffer, { rowBytes: 8, rows: 2, pitchBytes: n })),
+    ...bad("size", (n) => buffer.copyFrom2D(plainBuffer, { rowBytes: 8, rows: 2, sourcePitchBytes: n })),
+    ...bad("stream", (s) => buffer.copyFrom2D(plainBuffer, { rowBytes: 8, rows: 2, stream: s })),
+    () => buffer.copyFrom2D(plainBuffer, { rowBytes: 64, rows: 65 }),
+    () => buffer.copyFrom2D(plainBuffer, { rowBytes: 64, rows: 2, pitchBytes: 63 }),
+    () => buffer.copyFrom2D(plainBuffer, { rowBytes: 64, rows: 3, sourcePitchBytes: 2048 }),
+  ],
+  "DeviceBuffer.fill2D": [
+    ...each(numbersExcept(256), (v) => buffer.fill2D(v, { rowBytes: 8, rows: 2 })),
+    ...bad("options", (o) => buffer.fill2D(0, o)),
+    ...bad("size", (n) => buffer.fill2D(0, { rowBytes: n, rows: 2 })),
+    ...bad("size", (n) => buffer.fill2D(0, { rowBytes: 8, rows: n })),
+    ...bad("size", (n) => buffer.fill2D(0, { rowBytes: 8, rows: 2, pitchBytes: n })),
+    ...bad("stream", (s) => buffer.fill2D(0, { rowBytes: 8, rows: 2, stream: s })),
+    () => buffer.fill2D(0, { rowBytes: 64, rows: 65 }),
+    () => buffer.fill2D(0, { rowBytes: 6, rows: 2, width: 4 }),
+    () => buffer.fill2D(0, { rowBytes: 8, rows: 2, pitchBytes: 10, width: 4 }),
+  ],
   "DeviceBuffer.free": [...bad("options", (o) => buffer.free(o)), ...bad("stream", (s) => buffer.free({ stream: s }))],
+  "MemoryPool.setPeerAccess": [
+    ...each(WRONG.filter((value) => !Array.isArray(value)), (d) => pool.setPeerAccess(d)),
+    ...bad("device", (d) => pool.setPeerAccess([d])),
+    () => closedPool.setPeerAccess([]),
+  ],
+  "HostPool.constructor": each(WRONG, (token) => Reflect.construct(HostPool, [token, device, {}])),
+  "HostPool.create": [
+    ...bad("device", (d) => HostPool.create(d)),
+    ...bad("options", (o) => HostPool.create(device, o)),
+    ...bad("boolean", (b) => HostPool.create(device, { ipc: b })),
+    ...bad("size", (n) => HostPool.create(device, { maxBytes: n })),
+    ...each(numbersExcept(1000), (n) => HostPool.create(device, { numaNode: n })),
+  ],
+  "HostPool.import": [
+    ...bad("handle", (h) => HostPool.import(h, { device })),
+    ...bad("options", (o) => HostPool.import(hostHandle, o)),
+    ...each(BAD.device.filter((value) => value !== undefined), (d) => HostPool.import(hostHandle, { device: d })),
+    ...bad("driver", (d) => HostPool.import(hostHandle, { driver: d })),
+    ...bad("uuid", (id) => HostPool.import(hostHandle, { device, id })),
+  ],
+  "HostPool.allocate": [
+    ...bad("size", (n) => hostPool.allocate(n)),
+    ...bad("options", (o) => hostPool.allocate(64, o)),
+    ...bad("stream", (s) => hostPool.allocate(64, { stream: s })),
+    () => closedHostPool.allocate(64),
+  ],
+  "HostPool.exportHandle": [
+    ...onOthers(HostPool.prototype.exportHandle as never, closedHostPool),
+    () => plainHostPool.exportHandle(),
+  ],
+  "VirtualMemory.allocate": [
+    ...bad("device", (d) => VirtualMemory.allocate(d, 64)),
+    ...bad("size", (n) => VirtualMemory.allocate(device, n)),
+    ...bad("options", (o) => VirtualMemory.allocate(device, 64, o)),
+    ...bad("boolean", (b) => VirtualMemory.allocate(device, 64, { ipc: b })),
+    ...bad("boolean", (b) => VirtualMemory.allocate(device, 64, { fabric: b })),
+    ...bad("stream", (s) => VirtualMemory.allocate(device, 64, { stream: s })),
+    () => VirtualMemory.allocate(device, 2 ** 52),
+  ],
+  "VirtualMemory.grow": [
+    ...bad("buffer", (b) => VirtualMemory.grow(b, 8192)),
+    ...bad("size", (n) => VirtualMemory.grow(virtualBuffer, n)),
+    ...bad("options", (o) => VirtualMemory.grow(virtualBuffer, 2 ** 22, o)),
+    ...bad("stream", (s) => VirtualMemory.grow(virtualBuffer, 2 ** 22, { stream: s })),
+    () => VirtualMemory.grow(virtualBuffer, virtualBuffer.byteLength),
+    () => VirtualMemory.grow(buffer, 8192),
+    () => VirtualMemory.grow(virtualBuffer.subarray(1), 2 ** 22),
+  ],
+  "VirtualMemory.exportFabricHandles": [
+    ...bad("buffer", (b) => VirtualMemory.exportFabricHandles(b)),
+    () => VirtualMemory.exportFabricHandles(buffer),
+  ],
+  "legacy.allocate": [
+    ...bad("device", (d) => legacy.allocate(d, 64)),
+    ...bad("size", (n) => legacy.allocate(device, n)),
+    ...bad("options", (o) => legacy.allocate(device, 64, o)),
+    ...bad("stream", (s) => legacy.allocate(device, 64, { stream: s })),
+  ],
+  "legacy.memHandle": [
+    ...bad("buffer", (b) => legacy.memHandle(b)),
+    () => legacy.memHandle(buffer),
+    () => legacy.memHandle(virtualBuffer),
+  ],
+  "legacy.openMemHandle": [
+    ...bad("device", (d) => legacy.openMemHandle(d, legacyHandle, { byteOffset: 0, byteLength: 64 })),
+    ...each([...WRONG, descriptor], (h) => legacy.openMemHandle(device, h, { byteOffset: 0, byteLength: 64 })),
+    ...[0, 1, 63, 65, 67].map((length) => () => legacy.openMemHandle(device, garbage(length), { byteOffset: 0, byteLength: 64 })),
+    () => legacy.openMemHandle(device, garbage(64), { byteOffset: 0, byteLength: 64 }),
+    () => legacy.openMemHandle(device, garbage(66), { byteOffset: 0, byteLength: 64 }),
+    () => legacy.openMemHandle(device, legacyHandle, { byteOffset: 0, byteLength: 64 }), // our own
+    ...bad("options", (o) => legacy.openMemHandle(device, legacyHandle, o)),
+    ...bad("offset", (n) => legacy.openMemHandle(device, legacyHandle, { byteOffset: n, byteLength: 64 })),
+    ...bad("size", (n) => legacy.openMemHandle(device, legacyHandle, { byteOffset: 0, byteLength: n })),
+    ...bad("stream", (s) => legacy.openMemHandle(device, legacyHandle, { byteOffset: 0, byteLength: 64, stream: s })),
+  ],
+  "CudaStream.signal": [
+    ...bad("fence", (f) => stream.signal(f, 1n)),
+    ...bad("fenceValue", (v) => stream.signal(fence, v)),
+    () => closedStream.signal(fence, 9n),
+  ],
+  "CudaStream.waitFor": [
+    ...bad("fence", (f) => stream.waitFor(f, 1n)),
+    ...bad("waitValue", (v) => stream.waitFor(fence, v)),
+    () => closedStream.waitFor(fence, 1n),
+  ],
+  "SharedFence.constructor": each(WRONG, (token) => Reflect.construct(SharedFence, [token, device, {}])),
+  "SharedFence.create": [
+    ...bad("device", (d) => SharedFence.create(d)),
+    ...bad("options", (o) => SharedFence.create(device, o)),
+    ...each([-1n, 2n ** 62n, 2n ** 64n, 1, NaN, "1", null, {}, [], true], (i) => SharedFence.create(device, { initial: i })),
+  ],
+  "SharedFence.signal": [...bad("fenceValue", (v) => fence.signal(v)), () => closedFence.signal(1n)],
+  "SharedFence.reached": [
+    ...bad("waitValue", (v) => fence.reached(v)),
+    ...bad("options", (o) => fence.reached(1n, o)),
+    ...bad("signal", (s) => fence.reached(1n, { signal: s })),
+    () => closedFence.reached(1n),
+  ],
+  "SharedFence.signalAfter": [
+    ...bad("neededStream", (s) => fence.signalAfter(s, 9n)),
+    ...bad("fenceValue", (v) => fence.signalAfter(stream, v)),
+  ],
+  "SharedFence.waitBefore": [
+    ...bad("neededStream", (s) => fence.waitBefore(s, 1n)),
+    ...bad("waitValue", (v) => fence.waitBefore(stream, v)),
+  ],
   ...descriptorCases("BufferDescriptor", BufferDescriptor, descriptor),
   ...descriptorCases("EventDescriptor", EventDescriptor, eventDescriptor),
 };
@@ -343,14 +511,15 @@ const CLOSE_ASYNC = "closeAsync";
 
 function publicFunctions(): string[] {
   const names: string[] = [];
-  for (const [name, value] of Object.entries(api)) {
+  const legacyFunctions = Object.entries(api.legacy).map(([name, value]) => [`legacy.${name}`, value] as const);
+  for (const [name, value] of [...Object.entries(api), ...legacyFunctions]) {
     if (typeof value !== "function") continue;
     if (value === CudaIpcError || value.prototype instanceof CudaIpcError) continue; // made by us, for users to catch
     if (value.prototype === undefined || Object.getOwnPropertyDescriptor(value, "prototype")!.writable) {
       names.push(name); // a plain function
       continue;
     }
-    if (value !== api.Closable) names.push(`${name}.constructor`);
+    if (value !== api.Closable && value !== api.VirtualMemory) names.push(`${name}.constructor`);
     for (const owner of [value, value.prototype]) {
       for (const [member, property] of Object.entries(Object.getOwnPropertyDescriptors(owner))) {
         if (member === "constructor" || typeof property.value !== "function" || member === "prototype") continue;

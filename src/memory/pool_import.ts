@@ -2,7 +2,7 @@
 import { Action, invalid } from "../arguments.ts";
 import type { Device } from "../device.ts";
 import { check } from "../driver/check.ts";
-import { DeviceNotVisibleError, InvalidArgumentError, SameProcessError } from "../errors.ts";
+import { DeviceNotVisibleError, InvalidArgumentError, ProtocolError, SameProcessError } from "../errors.ts";
 import { nativeStream } from "../native_stream.ts";
 import { ownIdentity } from "../os/process.ts";
 import { ImportedMapping } from "../share/import_registry.ts";
@@ -91,6 +91,11 @@ function findOwn(exported: ReadonlyMap<number, Allocation>, descriptor: BufferDe
   const original = exported.get(descriptor.generation);
   if (original === undefined) {
     throw new SameProcessError(`Cannot ${action}: this process exported it and has freed it since. Use the original buffer`);
+  }
+  if (descriptor.allocationByteLength !== original.byteLength) {
+    throw new ProtocolError(
+      `Cannot ${action}: the descriptor names an allocation of ${descriptor.allocationByteLength} bytes, it has ${original.byteLength}`,
+    );
   }
   original.hold();
   return original;
