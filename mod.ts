@@ -7,6 +7,7 @@ export { type DriverName, openDriver } from "./src/driver/mod.ts";
 export type { Driver as CudaDriver } from "./src/driver/driver.ts";
 export { Closable, type Remains, type WaitOptions } from "./src/closable.ts";
 export { Device, type DeviceOptions } from "./src/device.ts";
+export type { IpcFeature, IpcSupport } from "./src/ipc_support.ts";
 export type { DeviceAttribute } from "./src/driver/device_attributes.ts";
 export { CudaStream, type StreamDependency, type StreamFence, type StreamOptions } from "./src/stream.ts";
 export { CudaEvent, type EventOptions } from "./src/event.ts";

@@ -9,6 +9,7 @@ import { CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPU
 import { chosenDriver } from "./driver/mod.ts";
 import { ClosedError, DeviceNotVisibleError, InvalidArgumentError } from "./errors.ts";
 import { type CudaEvent, type EventOptions, newEvent } from "./event.ts";
+import { type IpcSupport, probeIpcSupport } from "./ipc_support.ts";
 import { type CudaStream, newStream, type StreamOptions } from "./stream.ts";
 import { formatUuid } from "./wire/hex.ts";
 
@@ -185,6 +186,15 @@ export class Device extends Closable {
     if (other.#context.driver !== driver || other === this) return false;
     check(driver.deviceCanAccessPeer(device, other.#context.device), "cuDeviceCanAccessPeer", this);
     return driver.out.readI32(0) !== 0;
+  }
+
+  /**
+   * What can be shared from here and, for each no, why. Each way is tried, so ask once at the start: the attempts take
+   * milliseconds, and wait for queued work.
+   */
+  ipcSupport(): IpcSupport {
+    this.checkOpen("ask what can be shared");
+    return this.#inContext(() => probeIpcSupport(this.#context));
   }
 
   /** Makes a stream. The caller closes it. */

@@ -2,6 +2,9 @@
 import { CudaDriverError, OutOfMemoryError } from "../errors.ts";
 import { CUDA_ERROR_OUT_OF_MEMORY, RESULT_NAMES } from "./results.ts";
 
+const NO_LEGACY = "Legacy handles do not work on MIG slices, on WSL2 and on integrated devices. Use pools";
+const NO_EVENTS = "Interprocess events do not work on MIG slices, on WSL2 and on integrated devices. Use fences";
+
 /** Likely causes, by call and code ("*" for any call), from what was measured and what users reported. */
 const HINTS: ReadonlyMap<string, string> = new Map([
   ["* 3", "The driver was not initialized in this process: a forked child without exec cannot use CUDA"],
@@ -13,11 +16,19 @@ const HINTS: ReadonlyMap<string, string> = new Map([
   ["* 304", "The operating system refused: in a container, check that /proc is the container's own"],
   ["* 500", "This driver is too old to have the function: install a newer one"],
   ["* 719", "A kernel failed before; the context is lost: restart the process"],
-  ["* 800", "Not permitted here: fabric handles need an IMEX channel (nvidia-imex)"],
+  [
+    "* 800",
+    "Not permitted here: fabric handles need an IMEX channel. Run nvidia-imex, or load the nvidia module with " +
+    "NVreg_CreateImexChannel0=1; in a container, /dev/nvidia-caps-imex-channels must be there",
+  ],
   ["* 803", "The installed driver is older than what this process needs"],
   ["cuIpcOpenEventHandle 205", "Both processes must see the same /dev/shm; in a container, mount the host's or use fences"],
   ["cuIpcOpenMemHandle 1", "The handle is not one, or its memory was freed"],
   ["cuIpcGetMemHandle 1", "Pool memory, managed memory and virtual memory have no legacy handle"],
+  ["cuIpcGetMemHandle 400", NO_LEGACY],
+  ["cuIpcGetMemHandle 801", NO_LEGACY],
+  ["cuIpcGetEventHandle 400", NO_EVENTS],
+  ["cuIpcGetEventHandle 801", NO_EVENTS],
   ["cuMemPoolCreate 1", "On WSL2 pools cannot be shared although the device says so"],
   ["cuMemPoolCreate 801", "The device has no memory pools, or not with this kind of handle"],
   ["cuMemPoolImportFromShareableHandle 999", "The file descriptor is closed, or is not a pool's"],

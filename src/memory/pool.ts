@@ -14,6 +14,7 @@ import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { PoolAllocation } from "./allocation.ts";
 import { type AllocationHandle, checkDriverHandle, driverHandle, ownDriverHandle } from "./allocation_handle.ts";
 import { type DeviceBuffer, wrapAllocation } from "./buffer.ts";
+import "./ipc_probe.ts"; // device.ipcSupport() asks it, and cannot import it itself
 import { NativePool, providePoolAccess } from "./native_pool.ts";
 import { ipcHandleType, IS_WINDOWS } from "./os_handle.ts";
 import { pendingBytes, reap } from "./reaper.ts";
