@@ -138,7 +138,10 @@ export function checkLayers(root: string): string[] {
   for (const cycle of findCycles(graph)) report(cycle[0], 1, `imports itself: ${cycle.join(" -> ")}`);
   if (sources.includes("mod.ts")) {
     const code = withoutComments(readFileSync(join(root, "mod.ts"), "utf8"));
-    const rest = code.replace(/export\s+(?:type\s+)?\{[^}]*\}\s*from\s*"[^"]+";/g, (text) => text.replace(/[^\n]/g, " "));
+    const rest = code.replace(
+      /export\s+(?:(?:type\s+)?\{[^}]*\}|\*\s+as\s+\w+)\s*from\s*"[^"]+";/g,
+      (text) => text.replace(/[^\n]/g, " "),
+    );
     const other = rest.search(/\S/);
     if (other >= 0) report("mod.ts", lineAt(rest, other), "holds more than re-exports by name");
   }
