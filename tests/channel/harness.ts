@@ -1,0 +1,156 @@
+/** Channels between this process and others: starting them, running functions in them, and seeing that nothing is left. */
+import { assert, assertEquals } from "@std/assert";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { type Exit, otherRuntime, type Runtime, type RuntimeProcess, spawnRuntime } from "../helpers/runtimes.ts";
+import { stopWaiterForTests } from "../../src/os/waiter.ts";
+import { sleep, Toolkit, until } from "./toolkit.ts";
+import type { IpcChannel, IpcServer, ListenOptions } from "../../mod.ts";
+
+export { isOnGpu, sleep, until } from "./toolkit.ts";
+export type { Toolkit } from "./toolkit.ts";
+
+let ours: Toolkit | undefined;
+/** This process's device and stream. */
+export function toolkit(): Toolkit {
+  if (ours === undefined) {
+    ours = new Toolkit();
+    const { pool, buffer } = ours.createBuffer(16, 0);
+    buffer.readSync({ stream: ours.stream }); // staging memory is kept for good
+    buffer.free();
+    pool.close();
+  }
+  return ours;
+}
+
+/** Another process. Its functions are sent as text: they see their arguments and nothing else. */
+export class Peer {
+  readonly process: RuntimeProcess;
+  readonly pid: number;
+
+  private constructor(process: RuntimeProcess, pid: number) {
+    this.process = process;
+    this.pid = pid;
+  }
+
+  static async start(
+    runtime: Runtime = otherRuntime,
+    options: { env?: Record<string, string>; wrapper?: readonly string[] } = {},
+  ): Promise<Peer> {
+    const process = spawnRuntime(runtime, new URL("peer_program.ts", import.meta.url), [], { timeoutMs: 60_000, ...options });
+    const line = await process.nextLine();
+    if (line === null) throw new Error(`the peer did not start: ${(await process.exited).stderr}`);
+    return new Peer(process, JSON.parse(line).value);
+  }
+
+  /** Runs a function there. Arguments and result travel as JSON. */
+  async run<A extends unknown[], R>(body: (t: Toolkit, ...args: A) => R | Promise<R>, ...args: A): Promise<R> {
+    this.process.write(JSON.stringify({ source: body.toString(), args }) + "\n");
+    const line = await this.process.nextLine();
+    if (line === null) {
+      const { signal, code, stderr } = await this.process.exited;
+      throw new Error(`the peer ended by ${signal ?? `exit code ${code}`}: ${stderr}`);
+    }
+    const { value, error } = JSON.parse(line);
+    if (error !== undefined) {
+      throw Object.assign(new Error(`in the peer: ${error.message}\n${error.stack}`), { name: error.name });
+    }
+    return value;
+  }
+
+  /** Kills it and waits until it has exited. */
+  async kill(): Promise<Exit> {
+    this.process.kill("SIGKILL");
+    return await this.process.exited;
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.process[Symbol.asyncDispose]();
+  }
+}
+
+/** A folder for sockets. */
+export function makeFolder(): { path: string } & Disposable {
+  const path = mkdtempSync(join(tmpdir(), "cuda-ipc-channel-"));
+  return { path, [Symbol.dispose]: () => rmSync(path, { recursive: true, force: true }) };
+}
+
+/** A server of ours, and a peer's process that is connected to it as `t.kept.channel`. */
+export class Pair {
+  readonly server: IpcServer;
+  readonly channel: IpcChannel;
+  readonly peer: Peer;
+  readonly #folder: Disposable;
+
+  private constructor(server: IpcServer, channel: IpcChannel, peer: Peer, folder: Disposable) {
+    this.server = server;
+    this.channel = channel;
+    this.peer = peer;
+    this.#folder = folder;
+  }
+
+  static async start(runtime?: Runtime, options: ListenOptions = { device: toolkit().device }): Promise<Pair> {
+    const folder = makeFolder();
+    const peer = await Peer.start(runtime);
+    const server = toolkit().cuda.IpcServer.listen(`${folder.path}/socket`, options);
+    const [channel] = await Promise.all([
+      server.accept(),
+      peer.run(async (t, path) => {
+        t.kept.channel = await t.connect(path);
+      }, server.path),
+    ]);
+    return new Pair(server, channel!, peer, folder);
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.channel.close({ force: true });
+    this.server.close();
+    await this.peer[Symbol.asyncDispose]();
+    this.#folder[Symbol.dispose]();
+  }
+}
+
+/** What must be the same at the end as at the start. */
+export class Balance {
+  readonly #fds: number;
+  readonly #live: Record<string, number> | undefined;
+
+  private constructor(fds: number, live: Record<string, number> | undefined) {
+    this.#fds = fds;
+    this.#live = live;
+  }
+
+  static async take(): Promise<Balance> {
+    const t = toolkit();
+    await stopWaiterForTests();
+    // The runtime closes the pipes of an earlier child some time after its exit
+    for (let last = -1; last !== countFds(t); await sleep(20)) last = countFds(t);
+    return new Balance(countFds(t), t.device.isSimulated ? liveObjects(t) : undefined);
+  }
+
+  /** Waits for what ends by itself, then compares. */
+  async check(): Promise<void> {
+    const t = toolkit();
+    await until("descriptors and memory come back", async () => {
+      await stopWaiterForTests();
+      return countFds(t) <= this.#fds && (this.#live === undefined || equal(liveObjects(t), this.#live));
+    }, 5000).catch(() => {});
+    assert(countFds(t) <= this.#fds, `${countFds(t) - this.#fds} file descriptors were leaked: ${t.fds().join(" ")}`);
+    if (this.#live !== undefined) assertEquals(liveObjects(t), this.#live);
+  }
+}
+
+function countFds(t: Toolkit): number {
+  return t.fds().length;
+}
+
+/** Events are kept for later use, and imported pools cannot be given back. */
+function liveObjects(t: Toolkit): Record<string, number> {
+  const { events: _events, importedPools: _pools, ...rest } = t.report().liveObjects;
+  return rest;
+}
+
+function equal(a: Record<string, number>, b: Record<string, number>): boolean {
+  return Object.keys(a).every((name) => a[name] === b[name]);
+}
