@@ -2,6 +2,7 @@
 import { Buffer } from "node:buffer";
 import { addressFromBigInt, addressToBigInt, createHostView, NativeBlock, toSize } from "../../ffi/mod.ts";
 import type { CudaDriver } from "../../src/driver/driver.ts";
+import { simulatorControl } from "../../src/driver/simulator/mod.ts";
 import { closeFd, isCloseOnExec } from "../../src/os/fd.ts";
 import { cString, libc } from "../../src/os/libc.ts";
 import { createSharedMemory, mapMemory } from "../../src/os/memory.ts";
@@ -109,6 +110,9 @@ export class Executor {
         return answer(0, long(await this.#receiveFd()));
       case "openFdOf": // pid, fd -> fd: shared memory only
         return answer(0, long(openFdOf(a, b)));
+      case "occupyStream": // stream, milliseconds
+        simulatorControl(this.#driver).occupyStream(a, b);
+        return answer(0);
       case "closeFd":
         closeFd(a);
         return answer(0);

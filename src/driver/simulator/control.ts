@@ -113,6 +113,11 @@ export class SimulatorControl {
     this.#locked(() => this.#world.queue.loseContext(device.index, code));
   }
 
+  /** Drops all queued work of this process undone, such as waits that will never end. */
+  dropWork(): void {
+    this.#locked(() => this.#world.queue.clearAll());
+  }
+
   /** What this process has now, and what it has called since the last reset. */
   report(): SimulatorReport {
     return this.#locked(() => {
@@ -169,7 +174,7 @@ export class SimulatorControl {
 
   #reset(): void {
     const { tables, queue, ranges } = this.#world;
-    for (const stream of tables.streams.rows()) queue.clear(stream); // ends retired streams
+    queue.clearAll();
     for (const stream of tables.streams.rows()) tables.streams.destroy(stream.id);
     for (const range of tables.ranges.rows()) {
       const { kind, start, span } = range;

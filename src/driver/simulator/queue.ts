@@ -168,6 +168,10 @@ export class Queue {
     }
   }
 
+  clearAll(): void {
+    for (const stream of this.#state.tables.streams.rows()) this.clear(stream);
+  }
+
   /** A fault: the work of all streams of the device is dropped, and the context is of no use any more. */
   loseContext(device: number, code: number): void {
     this.#state.tables.devices.at(device + 1).lostCode = code;
