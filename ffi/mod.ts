@@ -65,7 +65,8 @@ export function openLibrary<T extends SymbolTable>(name: string, candidates: rea
       return keepErrnoOf(adapter().openLibrary(candidate, table), table);
     } catch (error) {
       if (error instanceof CudaIpcError) throw error; // a wrong declaration, or no FFI here: the next candidate is no better
-      attempts.push(`${candidate}: ${error instanceof Error ? error.message : String(error)}`);
+      const message = error instanceof Error ? error.message : String(error);
+      attempts.push(message.includes(candidate) ? message : `${candidate}: ${message}`);
     }
   }
   throw new LibraryNotFoundError(`Cannot open ${name}: ${attempts.join("; ")}`, { attempts });
