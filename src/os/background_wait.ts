@@ -1,6 +1,7 @@
 /**
- * Waiting in the kernel without blocking the event loop: a nonblocking call in Deno, a Worker of its own in Bun, which has no
- * such calls. Either costs nothing while nothing happens.
+ * Waiting in the kernel without blocking the event loop: by a Worker that blocks, or by a nonblocking call where the runtime
+ * has those (Deno). Either costs nothing while nothing happens. The call is prompter and needs no Worker's memory, but keeps
+ * the process alive.
  */
 import { setImmediate } from "node:timers";
 import { Worker } from "node:worker_threads";
@@ -14,8 +15,8 @@ import {
   type SymbolTable,
 } from "../../ffi/mod.ts";
 import { CudaIpcError } from "../errors.ts";
-import { type Epoll, EVENT_BYTES, EVENT_DATA_OFFSET, MAX_EVENTS, readEvents, type ReadyEvent, WAKE_TOKEN } from "./epoll.ts";
-import { LIBC_SYMBOLS } from "./libc.ts";
+import { type Epoll, EVENT_BYTES, MAX_EVENTS, readEvents, type ReadyEvent, WAKE_TOKEN } from "./epoll.ts";
+import { cString, libc, LIBC_SYMBOLS } from "./libc.ts";
 
 /** Each wait ends after this time and begins again, so that one whose owner was terminated ends some day. */
 const TIMEOUT_MS = 10_000;
@@ -31,26 +32,116 @@ export interface BackgroundWaitHandlers {
 }
 
 export interface BackgroundWait {
-  /** Whether events are being waited for in the kernel; else ask `Epoll.poll`. */
+  /** Whether events are being waited for in the kernel; where not, `Epoll.poll` must ask for them. */
   readonly isWaiting: boolean;
-  /** Whether the wait keeps the process alive. In Deno one that does not is no wait: see `isWaiting`. */
+  /** Whether the wait keeps the process alive. */
   setRef(isRef: boolean): void;
+  /** Asks for a wait that does not keep the process alive, because polling has gone on for some time. */
+  replacePolling(): void;
   /** Ends it; `onStopped` is called when nothing waits on the epoll instance any more, at once if nothing does. */
   stop(onStopped: () => void): void;
 }
 
 export function startBackgroundWait(epoll: Epoll, handlers: BackgroundWaitHandlers): BackgroundWait {
-  return runtimeName() === "deno" ? new NonblockingCall(epoll, handlers) : new WaitingThread(epoll, handlers);
+  return runtimeName() === "deno" ? new CallOrThread(epoll, handlers) : new WaitingThread(epoll, handlers);
 }
 
-// ---- Deno
+const { prototype, result } = LIBC_SYMBOLS.epoll_wait;
 
-const { prototype, args, result } = LIBC_SYMBOLS.epoll_wait;
-const NONBLOCKING = { epoll_wait: { prototype, args, result, nonblocking: true } } as const satisfies SymbolTable;
-let nonblocking: NativeLibrary<typeof NONBLOCKING> | undefined;
+// ---- a Worker
 
-/** A pending call keeps the process alive, whatever one does: so it is made only while the process shall stay alive. */
-class NonblockingCall implements BackgroundWait {
+const THREAD = `
+const { parentPort, workerData } = process.getBuiltinModule("node:worker_threads");
+const { epollFd, stop, owner, eventBytes, maxEvents, timeoutMs, maxFailures } = workerData;
+const events = new Uint8Array(maxEvents * eventBytes);
+const view = new DataView(events.buffer);
+const isWake = (index) => view.getBigUint64((index + 1) * eventBytes - 8, true) === ${WAKE_TOKEN}n;
+parentPort.postMessage(null);
+for (let failures = 0; failures < maxFailures && Atomics.load(stop, 0) === 0;) {
+  const count = epoll_wait(epollFd, events, maxEvents, timeoutMs);
+  failures = count < 0 ? failures + 1 : 0;
+  if (count > 1 || (count === 1 && !isWake(0))) {
+    parentPort.postMessage(events.slice(0, count * eventBytes));
+  } else {
+    if (access(owner, 0) !== 0) break; // terminated: it has taken no leave
+    if (count === 1) usleep(1000); // for another waiter, who is about to take it
+  }
+}
+`;
+const THREAD_SYMBOLS = {
+  epoll_wait: { prototype, args: ["i32", "bytes", "i32", "i32"], result },
+  access: { prototype: "int access(const char *path, int mode)", args: ["bytes", "i32"], result: "i32" },
+  usleep: LIBC_SYMBOLS.usleep,
+} as const satisfies SymbolTable;
+
+/** The Worker has no file, so that bundles need none and Deno needs no permission to read it. */
+class WaitingThread implements BackgroundWait {
+  readonly #epoll: Epoll;
+  readonly #worker: Worker;
+  readonly #stop = new Int32Array(new SharedArrayBuffer(4));
+  #isRef = false;
+  #hasExited = false;
+  #onStopped: (() => void) | undefined;
+  isWaiting = false;
+
+  constructor(epoll: Epoll, handlers: BackgroundWaitHandlers) {
+    this.#epoll = epoll;
+    const source = libcWorkerSource(THREAD_SYMBOLS, THREAD);
+    this.#worker = new Worker(new URL(`data:text/javascript,${encodeURIComponent(source)}`), {
+      workerData: {
+        epollFd: epoll.fd,
+        stop: this.#stop,
+        owner: cString(`/proc/self/task/${libc().gettid()}`),
+        eventBytes: EVENT_BYTES,
+        maxEvents: MAX_EVENTS,
+        timeoutMs: TIMEOUT_MS,
+        maxFailures: MAX_FAILURES,
+      },
+    });
+    let failure: unknown = new CudaIpcError("Cannot wait for file descriptors: the waiting thread has ended");
+    this.#worker.on("error", (error: unknown) => failure = error);
+    this.#worker.on("message", (events: Uint8Array | null) => {
+      if (events !== null) return handlers.onReady(readEvents(new DataView(events.buffer), events.byteLength / EVENT_BYTES));
+      this.isWaiting = true;
+      handlers.onChange();
+    });
+    this.#worker.on("exit", () => {
+      this.#hasExited = true;
+      this.isWaiting = false;
+      if (this.#onStopped) this.#onStopped();
+      else handlers.onFailure(failure);
+    });
+    this.#worker.unref(); // after the listeners, which ref it
+  }
+
+  setRef(isRef: boolean): void {
+    if (isRef === this.#isRef) return;
+    this.#isRef = isRef;
+    if (isRef) this.#worker.ref();
+    else this.#worker.unref();
+  }
+
+  /** It is such a wait from the start. */
+  replacePolling(): void {}
+
+  stop(onStopped: () => void): void {
+    if (this.#hasExited) return onStopped();
+    this.#onStopped = onStopped;
+    this.setRef(false);
+    Atomics.store(this.#stop, 0, 1);
+    if (!this.#epoll.wake()) this.#worker.terminate();
+  }
+}
+
+// ---- a nonblocking call
+
+const CALL_SYMBOLS = {
+  epoll_wait: { prototype, args: LIBC_SYMBOLS.epoll_wait.args, result, nonblocking: true },
+} as const satisfies SymbolTable;
+let nonblocking: NativeLibrary<typeof CALL_SYMBOLS> | undefined;
+
+/** A pending call keeps the process alive, whatever one does: so it is made only while that is wanted. */
+class NonblockingCall implements Omit<BackgroundWait, "replacePolling"> {
   readonly #epoll: Epoll;
   readonly #handlers: BackgroundWaitHandlers;
   readonly #block: NativeBlock = new NativeBlock(MAX_EVENTS * EVENT_BYTES);
@@ -62,7 +153,7 @@ class NonblockingCall implements BackgroundWait {
   constructor(epoll: Epoll, handlers: BackgroundWaitHandlers) {
     this.#epoll = epoll;
     this.#handlers = handlers;
-    nonblocking ??= openLibrary("the C library", libcCandidates(), NONBLOCKING);
+    nonblocking ??= openLibrary("the C library", libcCandidates(), CALL_SYMBOLS);
   }
 
   setRef(isRef: boolean): void {
@@ -111,72 +202,35 @@ class NonblockingCall implements BackgroundWait {
   }
 }
 
-// ---- Bun
-
-const THREAD = `
-const { parentPort, workerData } = process.getBuiltinModule("node:worker_threads");
-const { epollFd, maxEvents, eventBytes, dataOffset, timeoutMs, maxFailures } = workerData;
-const events = new Uint8Array(maxEvents * eventBytes);
-const view = new DataView(events.buffer);
-const isWake = (index) => view.getBigUint64(index * eventBytes + dataOffset, true) === ${WAKE_TOKEN}n;
-parentPort.postMessage(null);
-for (let failures = 0, stop = false; !stop && failures < maxFailures;) {
-  const count = epoll_wait(epollFd, events, maxEvents, timeoutMs);
-  failures = count < 0 ? failures + 1 : 0;
-  for (let index = 0; index < count; index++) stop ||= isWake(index);
-  if (count > 0) parentPort.postMessage(events.slice(0, count * eventBytes));
-}
-`;
-
-/** The Worker has no file, so that bundles and installed packages need none either. */
-class WaitingThread implements BackgroundWait {
+/** The call, until a wait is needed that does not keep the process alive; then the Worker, for good. */
+class CallOrThread implements BackgroundWait {
   readonly #epoll: Epoll;
-  readonly #worker: Worker;
-  #isRef = false;
-  #hasExited = false;
-  #onStopped: (() => void) | undefined;
-  isWaiting = false;
+  readonly #handlers: BackgroundWaitHandlers;
+  readonly #call: NonblockingCall;
+  #thread: WaitingThread | undefined;
 
   constructor(epoll: Epoll, handlers: BackgroundWaitHandlers) {
     this.#epoll = epoll;
-    const source = libcWorkerSource({ epoll_wait: LIBC_SYMBOLS.epoll_wait }, THREAD);
-    this.#worker = new Worker(new URL(`data:text/javascript,${encodeURIComponent(source)}`), {
-      workerData: {
-        epollFd: epoll.fd,
-        maxEvents: MAX_EVENTS,
-        eventBytes: EVENT_BYTES,
-        dataOffset: EVENT_DATA_OFFSET,
-        timeoutMs: TIMEOUT_MS,
-        maxFailures: MAX_FAILURES,
-      },
-    });
-    let failure: unknown = new CudaIpcError("Cannot wait for file descriptors: the waiting thread has ended");
-    this.#worker.on("error", (error: unknown) => failure = error);
-    this.#worker.on("message", (events: Uint8Array | null) => {
-      if (events !== null) return handlers.onReady(readEvents(new DataView(events.buffer), events.byteLength / EVENT_BYTES));
-      this.isWaiting = true;
-      handlers.onChange();
-    });
-    this.#worker.on("exit", () => {
-      this.#hasExited = true;
-      this.isWaiting = false;
-      if (this.#onStopped) this.#onStopped();
-      else handlers.onFailure(failure);
-    });
-    this.#worker.unref(); // after the listeners, which ref it
+    this.#handlers = handlers;
+    this.#call = new NonblockingCall(epoll, handlers);
+  }
+
+  get isWaiting(): boolean {
+    return this.#call.isWaiting || this.#thread?.isWaiting === true;
   }
 
   setRef(isRef: boolean): void {
-    if (isRef === this.#isRef) return;
-    this.#isRef = isRef;
-    if (isRef) this.#worker.ref();
-    else this.#worker.unref();
+    const byThread = this.#thread?.isWaiting === true;
+    this.#thread?.setRef(isRef && byThread);
+    this.#call.setRef(isRef && !byThread);
+  }
+
+  replacePolling(): void {
+    this.#thread ??= new WaitingThread(this.#epoll, this.#handlers);
   }
 
   stop(onStopped: () => void): void {
-    if (this.#hasExited) return onStopped();
-    this.#onStopped = onStopped;
-    this.setRef(false);
-    if (!this.#epoll.wake()) this.#worker.terminate();
+    // One after the other: the thread's wake-up stays until the epoll instance is closed
+    this.#call.stop(() => this.#thread ? this.#thread.stop(onStopped) : onStopped());
   }
 }

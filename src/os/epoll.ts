@@ -19,7 +19,7 @@ const EFD_NONBLOCK = 0x800;
 const EFD_CLOEXEC = 0x80000;
 
 /** struct epoll_event is u32 events, u64 data: packed on x86-64, and only there. */
-export const EVENT_DATA_OFFSET: number = process.arch === "x64" ? 4 : 8;
+const EVENT_DATA_OFFSET: number = process.arch === "x64" ? 4 : 8;
 export const EVENT_BYTES: number = EVENT_DATA_OFFSET + 8;
 /** How many events one call takes; those left over come first next time. */
 export const MAX_EVENTS = 64;

@@ -44,6 +44,21 @@ switch (mode) {
     say("woken");
     process.exit();
     break;
+  case "there and back": { // each way of waiting takes over from the other
+    watch.unref();
+    for (const isRef of [false, true, false, true]) {
+      if (isRef) watch.ref();
+      else watch.unref();
+      setTimeout(send, 300);
+      const turn = setTimeout(() => say("late"), 5000);
+      await watch.readable();
+      clearTimeout(turn);
+      say(`woken by ${receiveBytes(receiver)!.bytes.length} byte`);
+    }
+    watch.unref();
+    watch.readable();
+    break;
+  }
   case "abort":
     watch.readable({ signal: AbortSignal.timeout(100) }).catch((error) => say(error.name));
     break;
