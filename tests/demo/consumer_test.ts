@@ -8,7 +8,7 @@ import { closeFd } from "../../src/os/fd.ts";
 import { createSharedMemory } from "../../src/os/memory.ts";
 import { ownIdentity } from "../../src/os/process.ts";
 import { BufferDescriptor } from "../../src/wire/descriptor.ts";
-import { currentRuntime, spawnRuntime } from "../helpers/runtimes.ts";
+import { currentRuntime, type RuntimeProcess, spawnRuntime } from "../helpers/runtimes.ts";
 import { CONSUMER, ENVIRONMENT, TemporaryFolder } from "./helpers.ts";
 
 const ELSEWHERE = new BufferDescriptor({
@@ -32,12 +32,19 @@ const OFFERS: Record<string, [type: string, fields: Record<string, unknown>, fdC
   "a buffer of a device that is not here": ["offer", { buffer: ELSEWHERE }, 1, "DeviceNotVisibleError: Cannot open the device"],
 };
 
+/** Aborts when the program has ended, so that nothing waits for it in vain. */
+function endOf(program: RuntimeProcess): AbortSignal {
+  const end = new AbortController();
+  program.exited.then(({ stderr }) => end.abort(new Error(`The program has ended: ${stderr}`)));
+  return end.signal;
+}
+
 for (const [what, [type, fields, fdCount, error]] of Object.entries(OFFERS)) {
   test(`demo: the consumer is offered ${what}`, async () => {
     using folder = new TemporaryFolder();
     const path = `${folder.path}/socket`;
     await using consumer = spawnRuntime(currentRuntime, CONSUMER, ["--socket", path], { env: ENVIRONMENT });
-    using wire = await Wire.accept(path);
+    using wire = await Wire.accept(path, endOf(consumer));
     using peer = new Peer("consumer", wire.socket);
     const fd = createSharedMemory("no pool", 4096);
     await wire.send(type, fields, Array(fdCount).fill(fd));

@@ -41,10 +41,10 @@ export class Wire implements Disposable {
   }
 
   /** Waits at `path` for one peer. */
-  static async accept(path: string): Promise<Wire> {
+  static async accept(path: string, signal?: AbortSignal): Promise<Wire> {
     const server = UnixServer.listen(path);
     try {
-      return new Wire((await server.accept())!); // null only for a closed server
+      return new Wire((await server.accept({ signal }))!); // null only for a closed server
     } finally {
       server.close();
     }
