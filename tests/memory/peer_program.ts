@@ -1,0 +1,137 @@
+/** Another process that opens and uses buffers as it is told: the other side of `peer.ts`. */
+import { readdirSync } from "node:fs";
+import process from "node:process";
+import {
+  AllocationHandle,
+  BufferDescriptor,
+  type CudaStream,
+  Device,
+  DeviceBuffer,
+  HostPool,
+  legacy,
+  MemoryPool,
+} from "../../mod.ts";
+import { closeFd } from "../../src/os/fd.ts";
+import { connectSocket } from "../../src/os/socket.ts";
+import { receiveMessage, sendMessage, until } from "../core/messages.ts";
+
+const socket = await until(() => connectSocket(process.argv[2]));
+const pools = new Map<string, MemoryPool | HostPool>();
+const buffers = new Map<string, DeviceBuffer>();
+let opened: { device: Device; stream: CudaStream } | undefined;
+
+function here(): { device: Device; stream: CudaStream } {
+  if (opened === undefined) {
+    const device = Device.open(0);
+    opened = { device, stream: device.createStream() };
+  }
+  return opened;
+}
+
+/** Takes what came beside the message over. */
+function handlesOf(fds: readonly number[]): AllocationHandle[] {
+  return fds.map((fd) => AllocationHandle.fromFd(fd));
+}
+
+function open(name: string, pool: string | undefined, descriptor: BufferDescriptor, fds: readonly number[]): DeviceBuffer {
+  switch (descriptor.memoryKind) {
+    case "pool":
+      return DeviceBuffer.import(pools.get(pool!)!, descriptor, { stream: here().stream });
+    case "host":
+      return DeviceBuffer.import(pools.get(pool!)!, descriptor);
+    case "legacy":
+      return legacy.openMemHandle(here().device, descriptor);
+    case "virtual": {
+      const handles = handlesOf(fds);
+      try {
+        return DeviceBuffer.importVirtual(here().device, descriptor, handles);
+      } finally {
+        for (const handle of handles) handle.close();
+      }
+    }
+  }
+  throw new Error(`${name} is of no kind`);
+}
+
+// deno-lint-ignore no-explicit-any
+async function act(message: any, fds: readonly number[]): Promise<unknown> {
+  const buffer = buffers.get(message.name)!;
+  switch (message.do) {
+    case "importPool": {
+      const [handle] = handlesOf(fds);
+      pools.set(message.name, MemoryPool.import(here().device, handle, { id: message.id }));
+      handle.close();
+      return null;
+    }
+    case "importHostPool": {
+      const [handle] = handlesOf(fds);
+      const device = message.withDevice ? here().device : undefined;
+      pools.set(message.name, HostPool.import(handle, { id: message.id, device }));
+      handle.close();
+      return null;
+    }
+    case "open": {
+      const made = open(message.name, message.pool, BufferDescriptor.fromJSON(message.descriptor), fds);
+      buffers.set(message.name, made);
+      return { kind: made.kind, isImported: made.isImported, byteLength: made.byteLength };
+    }
+    case "read":
+      return [...await buffer.read({ byteOffset: message.byteOffset, byteLength: message.byteLength })];
+    case "fill":
+      buffer.subarray(message.byteOffset, message.byteOffset + message.byteLength).fill(message.value);
+      await here().stream.finished();
+      return null;
+    case "view":
+      return [...buffer.view.subarray(message.byteOffset, message.byteOffset + message.byteLength)];
+    case "setView":
+      buffer.view.fill(message.value, message.byteOffset, message.byteOffset + message.byteLength);
+      return null;
+    case "free":
+      await buffer.closeAsync();
+      buffers.delete(message.name);
+      return null;
+    case "closePool":
+      await pools.get(message.name)!.closeAsync();
+      pools.delete(message.name);
+      return null;
+    case "hasContext":
+      return opened !== undefined;
+    case "descriptor":
+      return buffer.ipcDescriptor;
+    case "fds":
+      return readdirSync("/proc/self/fd").length;
+    case "cycles": { // open and free the same thing over and over; `fds` stay open meanwhile
+      const descriptor = BufferDescriptor.fromJSON(message.descriptor);
+      const handles = handlesOf(fds);
+      const grown: { rss: number; heap: number }[] = [];
+      for (let i = 0; i < message.count; i++) {
+        const made = descriptor.memoryKind === "virtual"
+          ? DeviceBuffer.importVirtual(here().device, descriptor, handles, { stream: here().stream })
+          : open("cycle", message.pool, descriptor, []);
+        made.close();
+        if (i % 64 === 0) await new Promise((resolve) => setTimeout(resolve, 0));
+      }
+      for (const handle of handles) handle.close();
+      return grown;
+    }
+  }
+  throw new Error(`cannot ${message.do}`);
+}
+
+for (;;) {
+  const { message, fds } = await receiveMessage(socket);
+  if (message.do === "end") break;
+  try {
+    sendMessage(socket, { answer: await act(message, fds) ?? null });
+  } catch (error) {
+    const { name, message: text } = error as Error;
+    sendMessage(socket, { error: { name, text } });
+  }
+}
+for (const buffer of buffers.values()) await buffer.closeAsync();
+for (const pool of pools.values()) pool.close();
+if (opened !== undefined) {
+  opened.stream.close();
+  opened.device.close();
+}
+closeFd(socket);
