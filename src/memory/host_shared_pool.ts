@@ -192,7 +192,8 @@ export class SharedHostPool implements NativeHostPool {
     const { opaque, allocationByteLength } = descriptor;
     const byteOffset = Number(new DataView(opaque.buffer, opaque.byteOffset).getBigUint64(MAGIC.length, true));
     const byteLength = toPages(allocationByteLength);
-    const isOurs = MAGIC.every((byte, index) => byte === opaque[index]);
+    const isOurs = MAGIC.every((byte, index) => byte === opaque[index]) &&
+      opaque.subarray(MAGIC.length + 8).every((byte) => byte === 0);
     if (!isOurs || byteOffset % PAGE_BYTES !== 0 || byteOffset < PAGE_BYTES || byteOffset + byteLength > this.#fileBytes) {
       throw new ProtocolError(`Cannot ${action}: its descriptor names no part of this pool`);
     }

@@ -5,7 +5,7 @@
 import { addOffset, type Address, createHostView, type HostView, toSize } from "../../ffi/mod.ts";
 import { Completion } from "../completion.ts";
 import { InvalidArgumentError } from "../errors.ts";
-import { pollUntil } from "../polling.ts";
+import { pollUntil, turn } from "../polling.ts";
 import { reapAfter, reapWhen } from "./reaper.ts";
 import type { Context } from "../context.ts";
 import { check } from "../driver/check.ts";
@@ -136,6 +136,7 @@ class Transfer {
     }
     const lane = this.#lanes[this.#next];
     this.#next = (this.#next + 1) % this.#lanes.length;
+    await turn();
     await pollUntil(() => lane.completion.isDone(), this.#signal);
     return lane;
   }
@@ -149,6 +150,7 @@ class Transfer {
 
   /** The lanes with a copy still to be looked at, oldest first. */
   async *remaining(): AsyncIterable<Lane> {
+    await turn();
     for (let i = 0; i < this.#lanes.length; i++) {
       const lane = this.#lanes[(this.#next + i) % this.#lanes.length];
       await pollUntil(() => lane.completion.isDone(), this.#signal);

@@ -1,13 +1,15 @@
 /** Starts `peer_program.ts` in either runtime and talks to it. */
+import { spawn } from "node:child_process";
 import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import process from "node:process";
+import { fileURLToPath } from "node:url";
 import { assertEquals, assertLessOrEqual } from "@std/assert";
 import type { AllocationHandle, BufferDescriptor } from "../../mod.ts";
 import { closeFd } from "../../src/os/fd.ts";
 import { Listener } from "../../src/os/socket.ts";
 import { receiveMessage, sendMessage, until } from "../core/messages.ts";
-import { type Runtime, spawnRuntime } from "../helpers/runtimes.ts";
+import { currentRuntime, type Runtime, runtimePath, spawnRuntime } from "../helpers/runtimes.ts";
 
 /** Whether the tests run on the real driver. */
 export const onGpu: boolean = (process.env.CUDA_IPC_DRIVER ?? "cuda") === "cuda";
@@ -94,4 +96,19 @@ export function countFds(): number {
 export async function assertNoFdLeft(before: number): Promise<void> {
   for (let i = 0; i < 300 && countFds() > before; i++) await new Promise((resolve) => setTimeout(resolve, 10));
   assertLessOrEqual(countFds(), before, "file descriptors were leaked");
+}
+
+/** Runs a test file again in this runtime, with another environment: on another simulated machine. */
+export async function runTestFile(file: URL, env: Readonly<Record<string, string>>): Promise<{ code: number; output: string }> {
+  const flags = currentRuntime === "deno" ? "test -A --no-check" : "test --timeout 60000";
+  const child = spawn("/bin/sh", ["-c", `exec "$RUNTIME_UNDER_TEST" ${flags} "$1"`, "sh", fileURLToPath(file)], {
+    env: { ...process.env, NO_COLOR: "1", RUNTIME_UNDER_TEST: runtimePath(currentRuntime), ...env },
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  const timer = setTimeout(() => child.kill("SIGKILL"), 55_000);
+  let output = "";
+  for (const stream of [child.stdout, child.stderr]) stream.setEncoding("utf8").on("data", (text: string) => output += text);
+  const code = await new Promise<number>((resolve) => child.on("close", (exit) => resolve(exit ?? -1)));
+  clearTimeout(timer);
+  return { code, output };
 }
