@@ -64,3 +64,11 @@ function poll(): void {
   }
   schedule();
 }
+
+/**
+ * Lets the event loop turn once. A loop over waits that are done at once would otherwise keep everything else from
+ * running, since a promise that is resolved already does not give way.
+ */
+export function turn(): Promise<void> {
+  return new Promise((resolve) => setImmediate(resolve));
+}
