@@ -2,7 +2,7 @@
 import { Buffer } from "node:buffer";
 import { addressFromBigInt, addressToBigInt, createHostView, NativeBlock, toSize } from "../../ffi/mod.ts";
 import type { CudaDriver } from "../../src/driver/driver.ts";
-import { simulatorControl } from "../../src/driver/simulator/mod.ts";
+import { simulatorControl, type SimulatorReport } from "../../src/driver/simulator/mod.ts";
 import { closeFd, isCloseOnExec } from "../../src/os/fd.ts";
 import { cString, libc } from "../../src/os/libc.ts";
 import { createSharedMemory, mapMemory } from "../../src/os/memory.ts";
@@ -32,6 +32,7 @@ export interface Answer {
   readonly code: number;
   readonly out: string;
   readonly error?: string;
+  readonly report?: SimulatorReport;
 }
 
 /** What a call gave: its CUresult and what it wrote. */
@@ -113,6 +114,14 @@ export class Executor {
       case "occupyStream": // stream, milliseconds
         simulatorControl(this.#driver).occupyStream(a, b);
         return answer(0);
+      case "loseContext": // ordinal
+        simulatorControl(this.#driver).loseContext(a);
+        return answer(0);
+      case "reset":
+        simulatorControl(this.#driver).reset();
+        return answer(0);
+      case "report":
+        return { code: 0, out: "", report: simulatorControl(this.#driver).report() };
       case "closeFd":
         closeFd(a);
         return answer(0);
@@ -160,6 +169,10 @@ export abstract class Session {
   /** The result code alone. */
   async code(method: Method | string, ...args: Argument[]): Promise<number> {
     return (await this.call(method, ...args)).code;
+  }
+
+  async report(): Promise<SimulatorReport> {
+    return (await this.execute({ method: "report", args: [] })).report!;
   }
 
   /** Makes a device's context current and creates a stream. */

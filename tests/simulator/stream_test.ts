@@ -27,9 +27,9 @@ test("work takes the time it was told to take, in order, and its effect comes at
   const pool = await session.createPool();
   const pointer = await session.allocate(pool, 4096, stream);
   await session.fill(pointer, 1, 4096, stream);
-  control.occupyStream(addressFromBigInt(stream), 60);
+  control.occupyStream(addressFromBigInt(stream), 200);
   const enqueued = await elapsed(async () => await session.fill(pointer, 2, 4096, stream));
-  assertLess(enqueued, 50);
+  assertLess(enqueued, 190);
   assertEquals(await session.code("streamQuery", address(stream)), 600);
 
   const other = (await session.do("streamCreateWithPriority", 1, 0)).address;
@@ -58,12 +58,12 @@ test("a busy device starts nothing; faults can make work slow, by call and numbe
   const stream = await session.start();
   const pool = await session.createPool();
   const pointer = await session.allocate(pool, 4096, stream);
-  control.occupyDevice(0, 40);
+  control.occupyDevice(0, 150);
   await session.fill(pointer, 1, 1, stream);
   assertEquals(await session.code("streamQuery", address(stream)), 600);
   await session.do("streamSynchronize", address(stream));
 
-  control.injectFault({ call: "cuMemsetD8Async", at: 2, workMs: 40 });
+  control.injectFault({ call: "cuMemsetD8Async", at: 2, workMs: 150 });
   await session.fill(pointer, 1, 1, stream);
   assertEquals(await session.code("streamQuery", address(stream)), 0);
   await session.fill(pointer, 1, 1, stream);
@@ -90,7 +90,7 @@ test("events: complete before any record, 600 while busy, waits across streams, 
   assertEquals(await session.code("ipcGetEventHandle", address(start)), 400);
 
   await session.do("eventRecord", address(start), address(first));
-  control.occupyStream(addressFromBigInt(first), 50);
+  control.occupyStream(addressFromBigInt(first), 150);
   await session.do("eventRecord", address(end), address(first));
   assertEquals(await session.code("eventQuery", address(end)), 600);
   assertEquals(await session.code("eventElapsedTime", address(start), address(end)), 600);
@@ -99,7 +99,7 @@ test("events: complete before any record, 600 while busy, waits across streams, 
   await session.do("streamSynchronize", address(second));
   assertEquals(await session.code("eventQuery", address(end)), 0);
   const ms = (await session.do("eventElapsedTime", address(start), address(end))).f32;
-  assertGreaterOrEqual(ms, 49);
+  assertGreaterOrEqual(ms, 149);
   await session.do("eventRecord", address(untimed), address(first));
   assertEquals(await session.code("eventElapsedTime", address(start), address(untimed)), 400);
   for (const event of [start, end, untimed]) await session.do("eventDestroy", address(event));
@@ -112,14 +112,14 @@ test("the default stream and blocking streams wait for each other; non-blocking 
   const nonBlocking = await session.start();
   const blocking = (await session.do("streamCreateWithPriority", 0, 0)).address;
   const host = (await session.do("memHostAlloc", size(4096), 0)).address;
-  control.occupyStream(addressFromBigInt(blocking), 30);
+  control.occupyStream(addressFromBigInt(blocking), 150);
   await session.do("memsetD8Async", address(host), 1, size(1), address(0n));
   assertEquals(await session.code("streamQuery", address(0n)), 600);
   await session.do("memsetD8Async", address(host), 1, size(1), address(nonBlocking));
   assertEquals(await session.code("streamQuery", address(nonBlocking)), 0);
   await session.do("streamSynchronize", address(0n));
   assertEquals(await session.code("streamQuery", address(blocking)), 0);
-  control.occupyStream(addressFromBigInt(0n), 30);
+  control.occupyStream(addressFromBigInt(0n), 150);
   await session.do("memsetD8Async", address(host), 1, size(1), address(blocking));
   assertEquals(await session.code("streamQuery", address(blocking)), 600);
   await session.do("memFreeHost", address(host));
@@ -140,13 +140,13 @@ test("which calls wait for queued work, and which do not", async () => {
   const data = (await session.do("memPoolExportPointer", address(own))).opaque;
 
   async function blocks(method: string, ...args: Parameters<typeof session.call> extends [unknown, ...infer A] ? A : never) {
-    control.occupyStream(addressFromBigInt(busy), 25);
+    control.occupyStream(addressFromBigInt(busy), 40);
     const before = blockedCalls();
     await session.do(method, ...args);
-    const isBusy = await session.code("streamQuery", address(busy)) === 600;
+    const hasBlocked = blockedCalls() > before;
+    if (hasBlocked) assertEquals(await session.code("streamQuery", address(busy)), 0, method);
     await session.do("streamSynchronize", address(busy));
-    assertEquals(blockedCalls() > before, !isBusy, method);
-    return !isBusy;
+    return hasBlocked;
   }
   const blockedCalls = () => {
     const { cuStreamSynchronize: _, ...blocked } = control.report().blockedCalls;
@@ -183,7 +183,7 @@ test("pageable memory is staged: what the caller writes after the call is not co
   const pointer = await session.allocate(pool, 4096, stream);
   const host = (await session.do("hostBlock", 4096)).address;
   await session.do("writeHost", address(host), bytes(new Uint8Array(4096).fill(5)));
-  control.occupyStream(addressFromBigInt(stream), 20);
+  control.occupyStream(addressFromBigInt(stream), 100);
   await session.do("memcpyHtoDAsync", address(pointer), address(host), size(4096), address(stream));
   await session.do("writeHost", address(host), bytes(new Uint8Array(4096).fill(6)));
   assert(await session.isFilled(pointer, 5, 4096, stream));
@@ -199,7 +199,7 @@ test("work on memory that is gone loses the context", async () => {
   const handle = (await peer.do("memCreate", size(2 * MiB), { type: 1, locationType: 1, locationId: 0 })).address;
   await peer.do("memMap", address(plain), size(2 * MiB), size(0), address(handle));
   await peer.do("memSetAccess", address(plain), size(2 * MiB), [{ locationType: 1, locationId: 0, flags: 3 }]);
-  await peer.do("occupyStream", address(stream), 20);
+  await peer.do("occupyStream", address(stream), 200);
   await peer.fill(plain, 1, 16, stream);
   await peer.do("memUnmap", address(plain), size(2 * MiB));
   assertEquals(await peer.code("streamSynchronize", address(stream)), 700);
@@ -288,7 +288,7 @@ for (const runtime of [currentRuntime, otherRuntime]) {
     assertEquals(await peer.code("ipcGetEventHandle", address(opened)), 400);
     assertEquals(await peer.code("eventElapsedTime", address(opened), address(again)), 400);
 
-    control.occupyStream(addressFromBigInt(stream), 60);
+    control.occupyStream(addressFromBigInt(stream), 300);
     await session.do("eventRecord", address(event), address(stream));
     assertEquals(await peer.code("eventQuery", address(opened)), 600);
     await peer.do("streamWaitEvent", address(peerStream), address(opened), 0);
@@ -298,7 +298,7 @@ for (const runtime of [currentRuntime, otherRuntime]) {
     assertEquals(await peer.code("eventQuery", address(again)), 0);
 
     // the importer records it
-    await peer.do("occupyStream", address(peerStream), 60);
+    await peer.do("occupyStream", address(peerStream), 300);
     await peer.do("eventRecord", address(opened), address(peerStream));
     assertEquals(await session.code("eventQuery", address(event)), 600);
     await session.do("eventSynchronize", address(event));
@@ -318,11 +318,11 @@ for (const runtime of [currentRuntime, otherRuntime]) {
     const event = (await peer.do("eventCreate", INTERPROCESS | DISABLE_TIMING)).address;
     const handle = (await peer.do("ipcGetEventHandle", address(event))).opaque;
     const opened = (await session.do("ipcOpenEventHandle", bytes(handle))).address;
-    await peer.do("occupyStream", address(peerStream), 100);
+    await peer.do("occupyStream", address(peerStream), 1000);
     await peer.do("eventRecord", address(event), address(peerStream));
     await peer.kill();
     await session.do("streamWaitEvent", address(stream), address(opened), 0);
-    await pause(150);
+    await pause(1100);
     assertEquals(await session.code("eventQuery", address(opened)), 600);
     await session.do("eventDestroy", address(opened));
     assertEquals(await session.code("streamQuery", address(stream)), 600);
