@@ -30,8 +30,8 @@ export interface SpawnOptions {
   /** Added to this process's environment; undefined takes a variable away. */
   readonly env?: Readonly<Record<string, string | undefined>>;
   readonly cwd?: string;
-  /** A program with its arguments that starts the runtime, such as unshare(1). */
-  readonly wrapper?: readonly string[];
+  /** What starts the runtime, in the words of a shell, such as `unshare --mount`. */
+  readonly wrapper?: string;
 }
 
 export interface Exit {
@@ -76,7 +76,14 @@ export function spawnRuntime(
   }
   // Deno's node:child_process adds -A wherever its own executable stands among the arguments, so it stands in a variable
   env.RUNTIME_UNDER_TEST = runtimePath(runtime);
-  const child = spawn("/bin/sh", ["-c", 'exec "$RUNTIME_UNDER_TEST" "$@"', "sh", ...flags, path, ...args], {
+  const child = spawn("/bin/sh", [
+    "-c",
+    `exec ${options.wrapper ?? ""} "$RUNTIME_UNDER_TEST" "$@"`,
+    "sh",
+    ...flags,
+    path,
+    ...args,
+  ], {
     cwd: options.cwd,
     env,
     stdio: ["pipe", "pipe", "pipe"],

@@ -353,8 +353,8 @@ export interface PeerOptions {
   /** Whether it makes a context and a stream. */
   readonly context?: boolean;
   readonly env?: Readonly<Record<string, string | undefined>>;
-  /** A program with arguments that starts it, such as unshare(1). */
-  readonly wrapper?: readonly string[];
+  /** What starts it, in the words of a shell, such as `unshare --mount`. */
+  readonly wrapper?: string;
 }
 
 export class Peer extends Session {

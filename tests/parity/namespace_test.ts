@@ -2,13 +2,13 @@
 import { spawnSync } from "node:child_process";
 import { test } from "node:test";
 import { assertEquals, assertRejects } from "@std/assert";
-import { MiB, passFd, type Peer, type Session, shareAllocation, startLocal, startPeer } from "./harness.ts";
+import { isOnGpu, MiB, passFd, type Peer, type Session, shareAllocation, startLocal, startPeer } from "./harness.ts";
 
-const OWN_MOUNTS = ["unshare", "--mount"];
-const OWN_IPC = ["unshare", "--ipc"];
-const OWN_PIDS = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
-const OWN_PIDS_OTHER_PROC = ["unshare", "--pid", "--fork", "--kill-child"];
-const OWN_SHM = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"'];
+const OWN_MOUNTS = "unshare --mount";
+const OWN_IPC = "unshare --ipc";
+const OWN_PIDS = "unshare --pid --fork --kill-child --mount-proc";
+const OWN_PIDS_OTHER_PROC = "unshare --pid --fork --kill-child";
+const OWN_SHM = `unshare --mount sh -c 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"'`;
 
 const skip = spawnSync("unshare", ["--mount", "--pid", "--fork", "true"]).status !== 0 &&
   "needs root, and unshare(1), for namespaces";
@@ -51,7 +51,7 @@ async function shareAll(exporter: Session, importer: Peer): Promise<Seen> {
 
 const ALL = { poolByte: 7, virtualByte: 8, legacyByte: 9, eventCodes: [0, 0, 0] };
 
-async function seenFrom(wrapper: readonly string[]): Promise<Seen> {
+async function seenFrom(wrapper: string): Promise<Seen> {
   await using exporter = await startLocal();
   await using importer = await startPeer({ wrapper });
   return await shareAll(exporter, importer);
@@ -61,7 +61,9 @@ test("NS-01 a mount namespace changes nothing", { skip }, async () => {
   assertEquals(await seenFrom(OWN_MOUNTS), ALL);
 });
 
-test("NS-02 a pid namespace with its own /proc changes nothing", { skip }, async () => {
+const skipOnSimulator = !isOnGpu && "the simulator finds other processes in /proc, so handles and events end at a pid namespace";
+
+test("NS-02 a pid namespace with its own /proc changes nothing", { skip: skip || skipOnSimulator }, async () => {
   assertEquals(await seenFrom(OWN_PIDS), ALL);
 });
 
