@@ -86,6 +86,18 @@ test("several devices: UUIDs, peers, and visibility by ordinal and by UUID", asy
   assertEquals((await none.do("deviceGetCount")).i32, 0);
 });
 
+test("which devices are peers can be said", async () => {
+  const env = machine({ CUDA_IPC_SIM_DEVICES: "3", CUDA_IPC_SIM_PEERS: "0-2" });
+  await using peer = await Peer.start(currentRuntime, env);
+  const canAccess = async (device: number, of: number) => (await peer.do("deviceCanAccessPeer", device, of)).i32;
+  assertEquals([await canAccess(0, 1), await canAccess(0, 2), await canAccess(2, 0), await canAccess(1, 2)], [0, 1, 1, 0]);
+  await peer.start(0);
+  const pool = await peer.createPool();
+  const access = (locationId: number) =>
+    peer.code("memPoolSetAccess", address(pool), [{ locationType: 1, locationId, flags: 3 }]);
+  assertEquals([await access(1), await access(2)], [217, 0]);
+});
+
 test("device memory is shared by all processes, and a killed one gives its share back", { skip }, async () => {
   const env = machine({ CUDA_IPC_SIM_MEMORY: "256MiB" });
   await using first = await Peer.start(currentRuntime, env);
@@ -248,6 +260,7 @@ test("a variable that makes no sense is an error that names it", async () => {
       ["CUDA_IPC_SIM_PROFILE", "toaster"],
       ["CUDA_IPC_SIM_FAULTS", "cuMemPolCreate=2"],
       ["CUDA_IPC_SIM_MACHINE", "a/b"],
+      ["CUDA_IPC_SIM_PEERS", "0-1"],
     ]
   ) {
     let message = "";

@@ -1,10 +1,16 @@
 /** cuDevice…, cuDevicePrimaryCtx… and cuCtx…: devices and the thread's current context. */
 import { DEVICE_ATTRIBUTES } from "../device_attributes.ts";
 import * as enums from "../enums.ts";
-import { CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_VALUE } from "../results.ts";
+import {
+  CUDA_ERROR_DEVICE_UNAVAILABLE,
+  CUDA_ERROR_INVALID_CONTEXT,
+  CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_OPERATING_SYSTEM,
+} from "../results.ts";
 import type { Events } from "./event.ts";
 import type { Allocations } from "./memory.ts";
 import type { SimulatedDevice } from "./machine.ts";
+import { readLink } from "./native.ts";
 import type { Profile } from "./profiles.ts";
 import { Refusal } from "./refusal.ts";
 import type { World } from "./world.ts";
@@ -59,6 +65,8 @@ export class Devices {
 
   init(flags: number): number {
     if (flags !== 0) return CUDA_ERROR_INVALID_VALUE;
+    // A /proc of another pid namespace: the driver looks at its own process there too
+    if (readLink("/proc/self") !== String(this.#world.state.pid)) return CUDA_ERROR_OPERATING_SYSTEM;
     this.#world.state.process.initialized = 1;
     return 0;
   }

@@ -3,6 +3,7 @@
  * it: how often it was recorded, and up to which record the work is done. Other processes map the slots and count too.
  */
 import { createHostView } from "../../../ffi/mod.ts";
+import { inspectPath } from "../../os/fd.ts";
 import { CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS } from "../enums.ts";
 import {
   CUDA_ERROR_INVALID_CONTEXT,
@@ -33,13 +34,16 @@ const WORDS = EVENT_SLOT_BYTES / 4;
 
 // the layout of the 64-byte handle
 const HANDLE_MAGIC = 0x7645_4953; // "SIEv"
-const HANDLE = { magic: 0, pid: 4, state: 8, slot: 16, token: 20 };
+const HANDLE = { magic: 0, pid: 4, state: 8, slot: 16, token: 20, directory: 24 };
+/** Where the driver keeps such events: who sees another directory there cannot open them. */
+const DIRECTORY = "/dev/shm";
 
 export class Events {
   readonly #world: World;
   readonly #streams: Streams;
   /** Views of event slots, by address. */
   readonly #views = new Map<number, Int32Array>();
+  readonly #directory: number = hash(inspectPath(DIRECTORY)?.identity ?? "");
 
   constructor(world: World, streams: Streams) {
     this.#world = world;
@@ -133,6 +137,7 @@ export class Events {
     if (this.#world.queue.hasWork) return;
     for (const area of this.#world.tables.eventAreas.rows()) {
       if (area.holders > 0) continue;
+      this.#views.delete(area.address);
       this.#world.state.unmapEvents(area.address);
       this.#world.tables.eventAreas.destroy(area.id);
     }
@@ -209,6 +214,7 @@ export class Events {
     view.setFloat64(HANDLE.state, this.#world.state.token, true);
     view.setUint32(HANDLE.slot, event.slot, true);
     view.setInt32(HANDLE.token, event.token, true);
+    view.setUint32(HANDLE.directory, this.#directory, true);
     return this.#world.putBytes(bytes);
   }
 
@@ -221,6 +227,7 @@ export class Events {
     const token = view.getInt32(HANDLE.token, true);
     if (view.getUint32(HANDLE.magic, true) !== HANDLE_MAGIC || slot >= EVENT_SLOTS) return CUDA_ERROR_MAP_FAILED;
     if (pid === this.#world.state.pid && state === this.#world.state.token) return CUDA_ERROR_INVALID_CONTEXT;
+    if (view.getUint32(HANDLE.directory, true) !== this.#directory) return CUDA_ERROR_MAP_FAILED;
 
     const area = this.#openArea(pid, state);
     if (area === undefined) return CUDA_ERROR_MAP_FAILED;
@@ -241,6 +248,13 @@ export class Events {
     const address = this.#world.state.mapEventsOf(pid, state);
     return address === undefined ? undefined : eventAreas.create({ pid, state, address });
   }
+}
+
+/** FNV-1a. */
+function hash(text: string): number {
+  let sum = 0x811c9dc5;
+  for (let at = 0; at < text.length; at++) sum = Math.imul(sum ^ text.charCodeAt(at), 0x01000193);
+  return sum >>> 0;
 }
 
 /** The counters are 32 bits wide and may wrap. */

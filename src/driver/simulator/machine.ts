@@ -20,6 +20,8 @@ export interface Machine {
   readonly name: string;
   /** What it cannot do. */
   readonly profile: Profile;
+  /** Which devices can use each other's memory, by index; all when undefined. */
+  readonly peers: readonly (readonly [number, number])[] | undefined;
   /** The devices that this process sees, by ordinal. */
   readonly devices: readonly SimulatedDevice[];
 }
@@ -29,7 +31,12 @@ export function readMachine(): Machine {
   const count = readCount("CUDA_IPC_SIM_DEVICES", 1, MAX_DEVICES);
   const totalBytes = readBytes("CUDA_IPC_SIM_MEMORY", DEFAULT_MEMORY_BYTES);
   const all = Array.from({ length: count }, (_, index) => makeDevice(index, totalBytes, profile));
-  return { name: readName(), profile, devices: visibleDevices(all, environmentVariable("CUDA_VISIBLE_DEVICES")) };
+  return {
+    name: readName(),
+    profile,
+    peers: readPeers(count),
+    devices: visibleDevices(all, environmentVariable("CUDA_VISIBLE_DEVICES")),
+  };
 }
 
 function makeDevice(index: number, wholeBytes: number, profile: Profile): SimulatedDevice {
@@ -68,6 +75,21 @@ function readName(): string {
   throw new InvalidArgumentError(
     `Cannot open the simulator: CUDA_IPC_SIM_MACHINE is "${name}", expected up to 64 letters, digits, dots and underscores`,
   );
+}
+
+function readPeers(count: number): Machine["peers"] {
+  const text = environmentVariable("CUDA_IPC_SIM_PEERS");
+  if (text === undefined) return undefined;
+  return text.split(",").map((pair) => pair.trim()).filter((pair) => pair !== "").map((pair) => {
+    const match = /^(\d+)-(\d+)$/.exec(pair);
+    const devices = match === null ? [] : [Number(match[1]), Number(match[2])];
+    if (match === null || devices.some((device) => device >= count)) {
+      throw new InvalidArgumentError(
+        `Cannot open the simulator: CUDA_IPC_SIM_PEERS has "${pair}", expected pairs of the ${count} devices, such as "0-1,2-3"`,
+      );
+    }
+    return [devices[0], devices[1]] as const;
+  });
 }
 
 function readCount(name: string, fallback: number, max: number): number {

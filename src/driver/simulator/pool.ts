@@ -254,7 +254,10 @@ export class Pools {
     if (byteLength === 0) return this.#world.put(0);
     const span = Math.ceil(byteLength / ALIGNMENT) * ALIGNMENT;
     const generation = this.#world.state.process.generation++;
-    const range = this.#takeOver(pool, stream, span) ?? this.#place(pool, span);
+    const taken = this.#takeOver(pool, stream, span);
+    const range = taken ?? this.#place(pool, span);
+    pool.usedBytes += byteLength - (taken === undefined ? 0 : taken.byteLength);
+    pool.usedHigh = Math.max(pool.usedHigh, pool.usedBytes);
     range.byteLength = byteLength;
     range.generation = generation;
     return this.#world.put(range.start);
@@ -283,8 +286,6 @@ export class Pools {
     this.#reserve(pool, offset, span);
     if (offset === pool.firstGap) pool.firstGap += span;
     pool.allocations++;
-    pool.usedBytes += span;
-    pool.usedHigh = Math.max(pool.usedHigh, pool.usedBytes);
     return this.#world.ranges.add({ kind: POOL, start, byteLength: span, device: this.#device(pool), owner: pool.id });
   }
 
@@ -367,7 +368,7 @@ export class Pools {
   #endAllocation(range: Range): void {
     const pool = this.#world.tables.pools.at(range.owner);
     pool.firstGap = Math.min(pool.firstGap, range.start - this.#base(pool));
-    pool.usedBytes -= range.span;
+    pool.usedBytes -= range.byteLength;
     pool.allocations--;
     this.#world.ranges.remove(range);
     if (pool.destroyed !== 0 && pool.allocations === 0) this.#release(pool);

@@ -34,6 +34,7 @@ export interface WorkValues {
   readonly h?: number;
 }
 export type Work = Required<WorkValues>;
+const NO_VALUES: Work = { a: 0, b: 0, c: 0, d: 0, e: 0, f: 0, g: 0, h: 0 };
 
 /** What a kind of work does; a code other than 0 is a fault, which the whole context does not survive. */
 type Effect = (work: Work, endTime: number) => number | void;
@@ -69,18 +70,35 @@ export class Queue {
   /** Whether work that is enqueued now has no cause to wait. */
   startsAtOnce(stream: Stream, workMs: number): boolean {
     if (stream.firstWork !== 0 || workMs > 0) return false;
-    return this.#state.tables.devices.at(stream.device + 1).busyUntil <= now() && this.#isInTurn(stream, Infinity);
+    const busyUntil = this.#state.tables.devices.get(stream.device + 1, "busyUntil");
+    return (busyUntil === 0 || busyUntil <= now()) && this.#isInTurn(stream, Infinity);
   }
 
   enqueue(stream: Stream, kind: number, values: WorkValues, durationMs = 0): void {
-    const { work } = this.#state.tables;
-    const { process } = this.#state;
-    const row = work.create({ kind, ...values, durationMs, enqueuedAt: now(), serial: process.serial++ });
-    if (stream.lastWork !== 0) work.at(stream.lastWork).next = row.id;
-    else stream.firstWork = row.id;
-    stream.lastWork = row.id;
-    process.pendingWork++;
-    this.advance();
+    const all = { ...NO_VALUES, ...values };
+    if (this.startsAtOnce(stream, durationMs) && this.#conditions.get(kind)?.(all) !== false) {
+      this.#finish(stream, kind, all, Math.max(stream.endTime, now()));
+    } else {
+      const { work } = this.#state.tables;
+      const { process } = this.#state;
+      const row = work.create({ kind, ...values, durationMs, enqueuedAt: now(), serial: process.serial++ });
+      if (stream.lastWork !== 0) work.at(stream.lastWork).next = row.id;
+      else stream.firstWork = row.id;
+      stream.lastWork = row.id;
+      process.pendingWork++;
+    }
+    this.advance(); // others may have waited for this
+  }
+
+  /** The effect of a piece of work; false when it was a fault. */
+  #finish(stream: Stream, kind: number, work: Work, endTime: number): boolean {
+    const fault = this.#effects.get(kind)!(work, endTime);
+    if (fault) {
+      this.loseContext(stream.device, fault);
+      return false;
+    }
+    stream.endTime = endTime;
+    return true;
   }
 
   /** Does all work that can be done by now; true when there was some. */
@@ -116,14 +134,7 @@ export class Queue {
       }
       endTime = item.durationMs === HAS_WAITED ? time : Math.max(stream.endTime, item.enqueuedAt);
     }
-    const fault = this.#effects.get(item.kind)!(item, endTime);
-    if (fault) {
-      this.loseContext(stream.device, fault);
-      return true;
-    }
-    stream.endTime = endTime;
-    stream.doneSerial = item.serial;
-    this.#removeFirst(stream);
+    if (this.#finish(stream, item.kind, item, endTime)) this.#removeFirst(stream);
     return true;
   }
 

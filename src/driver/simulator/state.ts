@@ -37,7 +37,7 @@ const PRIVATE_SHAPES = {
   },
   streams: {
     capacity: 8192,
-    fields: ["device", "flags", "priority", "firstWork", "lastWork", "endTime", "doneSerial", "isDefault", "isRetired"],
+    fields: ["device", "flags", "priority", "firstWork", "lastWork", "endTime", "isDefault", "isRetired"],
   },
   work: {
     capacity: 65536,

@@ -25,8 +25,8 @@ export class World {
   readonly faults: Faults;
   /** The number of the present call. */
   call = 0;
-  /** The device whose primary context is current on this thread. */
-  current: SimulatedDevice | undefined;
+  /** The device whose primary context is current on this thread, whichever driver object is used. */
+  static #current: SimulatedDevice | undefined;
 
   constructor(machine: Machine, state: ProcessState) {
     this.machine = machine;
@@ -36,6 +36,13 @@ export class World {
     this.ranges = new Ranges(state);
     this.queue = new Queue(state);
     this.faults = new Faults(state);
+  }
+
+  get current(): SimulatedDevice | undefined {
+    return World.#current;
+  }
+  set current(device: SimulatedDevice | undefined) {
+    World.#current = device;
   }
 
   // ---- devices: an ordinal counts what this process sees, an index what the machine has
@@ -56,7 +63,9 @@ export class World {
 
   /** Whether one device can use another's memory directly. */
   canAccessPeer(device: number, peer: number): boolean {
-    return device !== peer && !this.machine.profile.hasNoPeerAccess;
+    const { profile, peers } = this.machine;
+    if (device === peer || profile.hasNoPeerAccess) return false;
+    return peers === undefined || peers.some((pair) => pair.includes(device) && pair.includes(peer));
   }
 
   deviceRow(index: number): RowOf<"devices"> {
