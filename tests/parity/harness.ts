@@ -20,9 +20,6 @@ import { endBusy } from "./work.ts";
 
 export { sleep };
 
-// The simulated machine has room for what a large GPU has. Children inherit this.
-process.env.CUDA_IPC_SIM_MEMORY ??= "256GiB";
-
 /** Whether this run is on a GPU; the driver itself is opened by the first session. */
 export const isOnGpu: boolean = process.env.CUDA_IPC_DRIVER !== "simulator";
 /** The driver's own word for one of the two. */
@@ -348,6 +345,9 @@ export async function startLocal(): Promise<Session> {
 
 // ---- another process
 
+/** A simulated device has as much memory there as a large GPU. */
+const PEER_MEMORY = "256GiB";
+
 export interface PeerOptions {
   readonly runtime?: Runtime;
   /** Whether it makes a context and a stream. */
@@ -372,7 +372,11 @@ export class Peer extends Session {
     const listener = Listener.open(join(directory, "socket"));
     try {
       const program = new URL("./peer_program.ts", import.meta.url);
-      const child = spawnRuntime(runtime, program, [listener.path], { env, wrapper, timeoutMs: 60_000 });
+      const child = spawnRuntime(runtime, program, [listener.path], {
+        env: { CUDA_IPC_SIM_MEMORY: PEER_MEMORY, ...env },
+        wrapper,
+        timeoutMs: 60_000,
+      });
       if (await child.nextLine() === null) throw new Error(`the peer did not start: ${(await child.exited).stderr}`);
       const peer = new Peer(child, listener.accept()!);
       return context ? await peer.start() : peer;

@@ -4,7 +4,7 @@ import { assertEquals } from "@std/assert";
 import { currentRuntime } from "../helpers/runtimes.ts";
 import { MiB, passFd, Result, type Session, shareAllocation, startPeer } from "./harness.ts";
 
-/** A process of its own, since only that has the memory of a large device when this process has opened a smaller one before. */
+/** A process of its own: the test's own one may have a smaller simulated device. */
 const startExporter = () => startPeer({ runtime: currentRuntime });
 
 /** The first and the last byte, written by one process and read by the other. */
