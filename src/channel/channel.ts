@@ -127,6 +127,9 @@ export class IpcChannel extends Closable {
   #reason: CloseReason | undefined;
   #flushed: Promise<void> = Promise.resolve();
   #isForced = false;
+  /** Settles when the peer sends nothing any more. */
+  readonly #quiet: Promise<void>;
+  #settleQuiet!: () => void;
 
   /** Not for users: see {@linkcode IpcChannel.connect} and `IpcServer`. */
   private constructor(token: typeof TOKEN, greeted: Greeted, awaited: Awaited, devices: readonly Device[]) {
@@ -140,6 +143,7 @@ export class IpcChannel extends Closable {
       forward: (hold, process, slot) => this.#forwarding.forward(hold, process, slot),
     });
     this.#closed = new Promise((resolve) => this.#settleClosed = resolve);
+    this.#quiet = new Promise((resolve) => this.#settleQuiet = resolve);
     awaited.handOver((frame) => this.#onFrame(frame), (error) => this.#onEnd(error));
   }
 
@@ -278,7 +282,9 @@ export class IpcChannel extends Closable {
   override close(options?: CloseOptions): void {
     this.#isForced ||= checkBoolean("close a channel", "force", checkOptions("close a channel", options).force, false);
     super.close();
-    if (this.#isForced) this.#link.transport.close();
+    if (!this.#isForced) return;
+    this.#link.transport.close();
+    this.#settleQuiet();
   }
 
   // ---- frames
@@ -324,6 +330,7 @@ export class IpcChannel extends Closable {
         return this.#forwarding.onForwardReleased(readForwardReleased(json));
       case "close":
         readClose(json);
+        if (this.#reason !== undefined) return this.#settleQuiet(); // it has seen ours, and sends nothing any more
         return this.#end("closed-by-peer", new ChannelClosedError("Cannot use the channel: the peer has closed it"));
       default:
         throw new ProtocolError(`Cannot read a frame: ${type} came after the greeting`);
@@ -332,6 +339,7 @@ export class IpcChannel extends Closable {
 
   /** Something arrived that is no message: this channel ends, and nothing else. */
   #fail(error: unknown): void {
+    this.#settleQuiet();
     if (this.#reason !== undefined) return;
     const reason = error instanceof Error ? error.message : String(error);
     this.#link.send("close", { reason });
@@ -363,6 +371,7 @@ export class IpcChannel extends Closable {
 
   /** The socket has ended. Whether the peer's process has too decides what it still holds. */
   #onEnd(error: unknown): void {
+    this.#settleQuiet();
     if (this.#reason !== undefined) return;
     if (error !== undefined) return this.#fail(error);
     const { process } = this.#link;
@@ -390,18 +399,22 @@ export class IpcChannel extends Closable {
     this.#outbox.end(closedError);
     this.#forwarding.end(closedError);
     const { transport } = this.#link;
-    if (reason === "closed") this.#link.send("close", { reason });
-    if (this.#isForced || (reason !== "closed" && reason !== "protocol-error")) transport.close();
-    this.#flushed = this.#flush();
+    if (reason === "closed" || reason === "closed-by-peer") this.#link.send("close", { reason });
+    if (this.#isForced || reason === "peer-gone" || reason === "disconnected") transport.close();
+    this.#flushed = this.#flush(reason === "closed");
     this.#settleClosed(reason);
   }
 
-  /** Lets the last frames out, then gives everything up. */
-  async #flush(): Promise<void> {
+  /**
+   * Lets the last frames out, then gives everything up. Who closes first goes on reading until the other has answered:
+   * messages that are on their way must be released too, since the other's process may live on.
+   */
+  async #flush(andReadOn: boolean): Promise<void> {
     const { transport } = this.#link;
     let timer: ReturnType<typeof setTimeout> | undefined;
     const timeout = new Promise<void>((resolve) => timer = setTimeout(resolve, FLUSH_MS));
     await Promise.race([transport.flushed(), timeout]);
+    if (andReadOn && transport.isOpen) await Promise.race([this.#quiet, timeout]);
     clearTimeout(timer);
     transport.close();
     this.#finish();

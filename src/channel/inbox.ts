@@ -61,6 +61,8 @@ export class Inbox {
   readonly #ownStreams = new Map<Device, CudaStream>();
   #lastId = 0;
   #end: unknown;
+  /** Nobody will take what still comes. */
+  #discards = false;
 
   constructor(link: Link, owner: HoldOwner) {
     this.#link = link;
@@ -85,8 +87,9 @@ export class Inbox {
       throw error;
     }
     const waiter = this.#waiters.shift();
-    if (waiter === undefined) this.#queue.push(incoming);
-    else this.#take(incoming, waiter);
+    if (waiter !== undefined) this.#take(incoming, waiter);
+    else if (this.#discards) this.discard(incoming);
+    else this.#queue.push(incoming);
   }
 
   #count(cost: Window): void {
@@ -326,6 +329,7 @@ export class Inbox {
   /** No message comes any more. Those that are here can still be taken, unless `discard`. */
   end(error: unknown, discard: boolean): void {
     this.#end = error;
+    this.#discards = discard;
     for (const waiter of this.#waiters.splice(0)) waiter.reject(error);
     if (discard) this.discardAll();
   }

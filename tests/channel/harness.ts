@@ -3,6 +3,7 @@ import { assert, assertEquals } from "@std/assert";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import process from "node:process";
 import { type Exit, otherRuntime, type Runtime, type RuntimeProcess, spawnRuntime } from "../helpers/runtimes.ts";
 import { stopWaiterForTests } from "../../src/os/waiter.ts";
 import { sleep, Toolkit, until } from "./toolkit.ts";
@@ -26,30 +27,30 @@ export function toolkit(): Toolkit {
 
 /** Another process. Its functions are sent as text: they see their arguments and nothing else. */
 export class Peer {
-  readonly process: RuntimeProcess;
+  readonly child: RuntimeProcess;
   readonly pid: number;
 
-  private constructor(process: RuntimeProcess, pid: number) {
-    this.process = process;
+  private constructor(child: RuntimeProcess, pid: number) {
+    this.child = child;
     this.pid = pid;
   }
 
   static async start(
     runtime: Runtime = otherRuntime,
-    options: { env?: Record<string, string>; wrapper?: readonly string[] } = {},
+    options: { env?: Record<string, string>; wrapper?: string } = {},
   ): Promise<Peer> {
-    const process = spawnRuntime(runtime, new URL("peer_program.ts", import.meta.url), [], { timeoutMs: 60_000, ...options });
-    const line = await process.nextLine();
-    if (line === null) throw new Error(`the peer did not start: ${(await process.exited).stderr}`);
-    return new Peer(process, JSON.parse(line).value);
+    const child = spawnRuntime(runtime, new URL("peer_program.ts", import.meta.url), [], { timeoutMs: 60_000, ...options });
+    const line = await child.nextLine();
+    if (line === null) throw new Error(`the peer did not start: ${(await child.exited).stderr}`);
+    return new Peer(child, JSON.parse(line).value);
   }
 
   /** Runs a function there. Arguments and result travel as JSON. */
   async run<A extends unknown[], R>(body: (t: Toolkit, ...args: A) => R | Promise<R>, ...args: A): Promise<R> {
-    this.process.write(JSON.stringify({ source: body.toString(), args }) + "\n");
-    const line = await this.process.nextLine();
+    this.child.write(JSON.stringify({ source: body.toString(), args }) + "\n");
+    const line = await this.child.nextLine();
     if (line === null) {
-      const { signal, code, stderr } = await this.process.exited;
+      const { signal, code, stderr } = await this.child.exited;
       throw new Error(`the peer ended by ${signal ?? `exit code ${code}`}: ${stderr}`);
     }
     const { value, error } = JSON.parse(line);
@@ -59,14 +60,19 @@ export class Peer {
     return value;
   }
 
+  /** Deno's ChildProcess.kill does nothing after its first call, so that the system is asked itself. */
+  signal(name: "SIGKILL" | "SIGSTOP" | "SIGCONT"): void {
+    process.kill(this.pid, name);
+  }
+
   /** Kills it and waits until it has exited. */
   async kill(): Promise<Exit> {
-    this.process.kill("SIGKILL");
-    return await this.process.exited;
+    this.signal("SIGKILL");
+    return await this.child.exited;
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.process[Symbol.asyncDispose]();
+    await this.child[Symbol.asyncDispose]();
   }
 }
 

@@ -6,6 +6,7 @@ import * as cuda from "../../mod.ts";
 import { contextOf } from "../../src/context.ts";
 import { simulatorControl, type SimulatorReport } from "../../src/driver/simulator/mod.ts";
 import { nativeStream } from "../../src/native_stream.ts";
+import { shutdownSending } from "../../src/os/socket.ts";
 import { keepBusy, prepareBusy } from "../parity/work.ts";
 
 export { sleep };
@@ -22,6 +23,7 @@ export class Toolkit {
   // deno-lint-ignore no-explicit-any
   readonly kept: Record<string, any> = {};
   readonly sleep: typeof sleep = sleep;
+  #socket: number | undefined;
 
   constructor() {
     this.device = cuda.Device.open(0);
@@ -37,8 +39,16 @@ export class Toolkit {
     return process.pid;
   }
 
-  connect(path: string): Promise<cuda.IpcChannel> {
-    return cuda.IpcChannel.connect(path, { device: this.device });
+  async connect(path: string): Promise<cuda.IpcChannel> {
+    const before = new Set(sockets());
+    const channel = await cuda.IpcChannel.connect(path, { device: this.device });
+    this.#socket = sockets().find((fd) => !before.has(fd));
+    return channel;
+  }
+
+  /** Ends the socket of the last `connect` without a word. */
+  hangUp(): void {
+    shutdownSending(this.#socket!);
   }
 
   /** A pool and a filled buffer of it. */
@@ -75,6 +85,17 @@ export class Toolkit {
       }
     });
   }
+}
+
+/** The descriptors that are sockets. */
+function sockets(): number[] {
+  return readdirSync("/proc/self/fd").map(Number).filter((fd) => {
+    try {
+      return readlinkSync(`/proc/self/fd/${fd}`).startsWith("socket:");
+    } catch {
+      return false; // the one that was reading the directory
+    }
+  });
 }
 
 /** Waits until something holds. */
