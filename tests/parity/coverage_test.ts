@@ -1,5 +1,5 @@
 /** Every row of docs/driver-behaviour.md has its test, or a reason. And the driver is the one that this run is about. */
-import { readdirSync, readFileSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
 import process from "node:process";
 import { assert, assertEquals } from "@std/assert";
@@ -43,5 +43,7 @@ test("the driver is the one that the run is for, and it has a device", async () 
   assert((await session.do("deviceGetCount")).i32 > 0, "there is no device");
   const version = (await session.do("driverGetVersion")).i32;
   const name = new TextDecoder().decode((await session.do("deviceGetName", 0)).out).replace(/\0.*/s, "");
+  const kernelModule = "/proc/driver/nvidia/version";
+  if (expectedKind === "cuda" && existsSync(kernelModule)) console.log(readFileSync(kernelModule, "utf8").split("\n")[0]);
   console.log(`driver ${localDriver().kind}, CUDA ${Math.floor(version / 1000)}.${(version % 1000) / 10}, ${name}`);
 });

@@ -3,6 +3,8 @@
  * processes share, descriptors). Commands are plain values, so that a test gives them to its own process, to another one,
  * or to a thread alike: addresses, handles and 64-bit values are bigints, sizes are numbers.
  */
+import { readdirSync } from "node:fs";
+import process from "node:process";
 import { setImmediate } from "node:timers";
 import {
   type Address,
@@ -20,7 +22,6 @@ import { chosenDriver } from "../../src/driver/mod.ts";
 import { closeFd, type FdInfo, inspectFd, isCloseOnExec } from "../../src/os/fd.ts";
 import { libc } from "../../src/os/libc.ts";
 import { createSharedMemory, mapMemory } from "../../src/os/memory.ts";
-import { readdirSync } from "node:fs";
 import { keepBusy, prepareBusy } from "./work.ts";
 
 export type Method = Exclude<keyof CudaDriver, "kind" | "out">;
@@ -256,7 +257,7 @@ export class Executor {
     /** What cuda.h calls by this plain name is another function; libcuda still has the older one under it. */
     callOldStreamValue: (name: "cuStreamWriteValue64" | "cuStreamWaitValue64", stream: bigint, address: bigint): number => {
       const old = { prototype: `CUresult ${name}(…)`, args: ["address", "address", "u64", "u32"], result: "i32" } as const;
-      const library = openLibrary("the CUDA driver", libcudaCandidates(undefined), { [name]: old });
+      const library = openLibrary("the CUDA driver", libcudaCandidates(process.env.CUDA_IPC_LIBCUDA), { [name]: old });
       return library[name](addressFromBigInt(stream), addressFromBigInt(address), 0n, 0);
     },
   };

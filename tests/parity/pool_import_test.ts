@@ -224,8 +224,8 @@ test("POOL-IMP-20 imports survive the exporter's SIGKILL", async () => {
   assertEquals(await importer.byteAt(await importer.importPointer(imported.pool, data)), 23);
 });
 
-// Much, because others may use the device meanwhile
-const MUCH = 512 * MiB;
+// Much, because a process's context takes memory too, and comes and goes with it
+const MUCH = 3072 * MiB;
 const isMuch = (bytes: number) => bytes > MUCH * 0.75;
 
 test("POOL-IMP-21 a killed importer does not keep what the exporter frees", async () => {
