@@ -408,7 +408,7 @@ export class Peer extends Session {
     return await this.execute("passing", "receiveFd", []) as number;
   }
 
-  /** How the process ends that makes this call, or undefined when it survives. */
+  /** Makes a call that may kill the process: how it ended, or what the call gave. */
   async fate<M extends Method>(method: M, ...args: PlainArguments<M>): Promise<Exit | Result> {
     await this.host("resetSegvHandler");
     try {
