@@ -75,7 +75,7 @@ function run(runtime: Runtime, files: readonly string[], driver: string): Promis
   // Types are the business of the check script, and machines with a GPU have no node_modules for them.
   const args = runtime === "deno"
     ? ["test", "-A", "--no-check", ...files]
-    : ["test", "--timeout", "60000", ...files.map((file) => `./${file}`)];
+    : ["test", "--isolate", "--timeout", "60000", ...files.map((file) => `./${file}`)];
   const env: NodeJS.ProcessEnv = { ...process.env, CUDA_IPC_DRIVER: driver, NO_COLOR: "1" };
   delete env.FORCE_COLOR;
   env.CUDA_IPC_SIM_MACHINE ??= `test${process.pid}`; // no other run on this machine counts as a user of our devices
