@@ -60,9 +60,9 @@ export class Backing {
 
   // ---- accounting, over all processes: each piece of memory counts once, by the largest claim on it
 
-  usedBytes(device: number): number {
+  #usedBytes(device: number, mayBeOld: boolean): number {
     const claims = new Map<number, number>();
-    for (const { tables } of [{ tables: this.#world.tables }, ...this.#world.foreign.list()]) {
+    for (const { tables } of [{ tables: this.#world.tables }, ...this.#world.foreign.list(mayBeOld)]) {
       for (const memory of tables.memories.rows()) {
         if (memory.device === device) {
           claims.set(memory.inode, Math.max(claims.get(memory.inode) ?? 0, memory.reservedBytes));
@@ -74,14 +74,18 @@ export class Backing {
     return sum;
   }
 
-  freeBytes(device: number): number {
+  freeBytes(device: number, mayBeOld = false): number {
     const { totalBytes } = this.#world.visibleDevice(device)!;
-    return Math.max(0, totalBytes - this.usedBytes(device));
+    return Math.max(0, totalBytes - this.#usedBytes(device, mayBeOld));
   }
 
-  /** Refuses what the device has no memory left for. Host memory has no limit here. */
+  /** Whether the device has so much memory left. Host memory has no limit here. */
+  hasFree(device: number, byteLength: number): boolean {
+    return device < 0 || byteLength <= this.freeBytes(device, true) || byteLength <= this.freeBytes(device);
+  }
+
   checkFree(device: number, byteLength: number): void {
-    if (device >= 0 && byteLength > this.freeBytes(device)) throw new Refusal(CUDA_ERROR_OUT_OF_MEMORY);
+    if (!this.hasFree(device, byteLength)) throw new Refusal(CUDA_ERROR_OUT_OF_MEMORY);
   }
 
   // ---- making, opening, releasing

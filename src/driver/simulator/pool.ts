@@ -302,7 +302,7 @@ export class Pools {
     const isOverMax = () => pool.maxBytes > 0 && memory.reservedBytes + bytes > pool.maxBytes;
     if (isOverMax()) this.releaseUnused(pool, 0);
     if (isOverMax()) throw new Refusal(CUDA_ERROR_OUT_OF_MEMORY);
-    if (memory.device >= 0 && bytes > this.#backing.freeBytes(memory.device)) {
+    if (!this.#backing.hasFree(memory.device, bytes)) {
       for (const other of this.#world.tables.pools.rows()) if (other.imported === 0) this.releaseUnused(other, 0);
       this.#backing.checkFree(memory.device, bytes);
     }
