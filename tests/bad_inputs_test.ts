@@ -222,6 +222,13 @@ const TABLE: Record<string, Call[]> = {
     ...bad("offset", (n) => AllocationHandle.fromFd(n)),
     ...each([2 ** 31, 999_999], (n) => AllocationHandle.fromFd(n)),
   ],
+  "AllocationHandle.fromProcess": [
+    ...each(WRONG, (e) => AllocationHandle.fromProcess(e as never, 4)),
+    ...bad("offset", (n) => AllocationHandle.fromProcess({ ...descriptor.exporter, pid: n }, 4)),
+    ...bad("offset", (n) => AllocationHandle.fromProcess({ ...descriptor.exporter, startTime: n }, 4)),
+    ...bad("offset", (n) => AllocationHandle.fromProcess(descriptor.exporter, n)),
+    () => AllocationHandle.fromProcess(descriptor.exporter, 4), // not on Linux
+  ],
   "DeviceBuffer.constructor": each(WRONG, (token) => Reflect.construct(DeviceBuffer, [token, {}, device, pool, {}])),
   "DeviceBuffer.import": [
     ...bad("pool", (p) => DeviceBuffer.import(p, descriptor, { stream })),

@@ -1,19 +1,24 @@
 /** The handle of a pool or of virtual memory, as the operating system knows it. */
+import process from "node:process";
 import { type Address, addressFromNumber } from "../../ffi/mod.ts";
 import { checkInteger, invalid, type Text } from "../arguments.ts";
 import { Closable } from "../closable.ts";
-import { InvalidArgumentError, ProtocolError } from "../errors.ts";
-import { inspectFd, setCloseOnExec } from "../os/fd.ts";
-import { closeOsHandle, IS_WINDOWS } from "./os_handle.ts";
+import { InvalidArgumentError, NotSupportedError, ProtocolError } from "../errors.ts";
+import { inspectFd } from "../os/fd.ts";
+import { copyHandleFrom, IS_WINDOWS } from "../os/windows.ts";
+import type { ProcessIdentity } from "../wire/identity.ts";
+import { closeOsHandle, keepFromChildren } from "./os_handle.ts";
 
 let adoptFd: (fd: number, poolId: string | undefined) => AllocationHandle;
 
 const TOKEN: unique symbol = Symbol("AllocationHandle");
+const FD_MAX = 0x7fff_ffff;
 
 /**
  * A file descriptor that stands for a whole memory pool (or one piece of virtual memory). It belongs to this object and
  * is closed with it; whoever holds a copy can reach the pool's present **and future** allocations, so give it to one
- * trust domain only. Sent by a channel, or with your own means of passing descriptors.
+ * trust domain only. Sent by a channel, or with your own means of passing descriptors. On Windows it is a HANDLE, `fd` is
+ * its value, and {@linkcode AllocationHandle.fromProcess} copies it.
  *
  * @example
  * ```ts
@@ -47,17 +52,37 @@ export class AllocationHandle extends Closable {
   }
 
   /**
-   * Takes over a descriptor that came from another process: it becomes close-on-exec and is closed with this object.
+   * Takes over a descriptor that came from another process: it becomes close-on-exec and is closed with this object. On
+   * Windows: a HANDLE of this process. A number that a peer sent may be any of our own: use {@linkcode fromProcess} there.
    *
    * @throws {SystemCallError} when it is not open.
    */
   static fromFd(fd: number): AllocationHandle {
-    checkInteger("take over a file descriptor", "fd", fd, 0, 0x7fff_ffff);
-    if (!IS_WINDOWS) {
-      inspectFd(fd);
-      setCloseOnExec(fd);
-    }
+    checkInteger("take over a file descriptor", "fd", fd, 0, FD_MAX);
+    keepFromChildren(fd);
     return adoptFd(fd, undefined);
+  }
+
+  /**
+   * Windows only: copies a HANDLE out of the process that has it (`DuplicateHandle`). The exporter sends the value of its
+   * handle (`fd`) and keeps that open until this has returned. Both must run as the same user.
+   *
+   * @param exporter the process, as `descriptor.exporter` names it.
+   * @param fd the HANDLE's value there.
+   * @throws {NotSupportedError} on Linux, where a descriptor travels over a unix socket.
+   * @throws {PeerGoneError} when the process has exited.
+   * @throws {SystemCallError} when it has no such handle, or belongs to another user.
+   */
+  static fromProcess(exporter: ProcessIdentity, fd: number): AllocationHandle {
+    const action = "copy a handle of another process";
+    if (typeof exporter !== "object" || exporter === null) throw invalid(action, "exporter", exporter, "a descriptor's exporter");
+    checkInteger(action, "exporter.pid", exporter.pid, 1, FD_MAX);
+    checkInteger(action, "exporter.startTime", exporter.startTime, 0);
+    checkInteger(action, "fd", fd, 0, FD_MAX);
+    if (!IS_WINDOWS) {
+      throw new NotSupportedError(`Cannot ${action} on ${process.platform}: send it over a unix socket and use fromFd()`);
+    }
+    return adoptFd(copyHandleFrom(exporter, fd), undefined);
   }
 
   /** The file descriptor (on Windows the HANDLE's value). Still owned by this object. */
@@ -86,7 +111,7 @@ export class AllocationHandle extends Closable {
 export function ownDriverHandle(fd: number, poolId?: string): AllocationHandle {
   const handle = adoptFd(fd, poolId);
   try {
-    if (!IS_WINDOWS) setCloseOnExec(fd);
+    keepFromChildren(fd);
     return handle;
   } catch (error) {
     handle.close();

@@ -9,6 +9,7 @@ import { CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_
 import { chosenDriver } from "../driver/mod.ts";
 import { CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED } from "../driver/results.ts";
 import { ClosedError, CudaDriverError, InvalidArgumentError, NotSupportedError } from "../errors.ts";
+import { IS_WINDOWS } from "../os/windows.ts";
 import { parseUuid } from "../wire/hex.ts";
 import { AllocationHandle, checkDriverHandle } from "./allocation_handle.ts";
 import { type DeviceBuffer, type StreamOption, wrapAllocation } from "./buffer.ts";
@@ -16,7 +17,6 @@ import { DriverHostPool } from "./host_driver_pool.ts";
 import { HostOnlyContext } from "./host_only.ts";
 import { SharedHostPool } from "./host_shared_pool.ts";
 import { type NativeHostPool, provideHostPoolAccess } from "./native_host_pool.ts";
-import { IS_WINDOWS } from "./os_handle.ts";
 import { withStream } from "./own_stream.ts";
 
 /** How to make a host pool. */

@@ -13,10 +13,11 @@ import {
 import { CudaIpcError } from "../errors.ts";
 import { type IpcFeature, type IpcSupport, provideIpcProbe } from "../ipc_support.ts";
 import { NativeStream } from "../native_stream.ts";
+import { IS_WINDOWS } from "../os/windows.ts";
 import { FenceBlock } from "../share/fence_block.ts";
 import { legacyHandleOf } from "./legacy_allocation.ts";
 import { NativePool } from "./native_pool.ts";
-import { closeOsHandle, ipcHandleType, IS_WINDOWS, readOsHandle } from "./os_handle.ts";
+import { closeOsHandle, ipcHandleType, readOsHandle } from "./os_handle.ts";
 import { granularityOf, PhysicalChunk } from "./virtual_range.ts";
 
 const PROBE_BYTES = 4096;

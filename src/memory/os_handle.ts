@@ -1,11 +1,8 @@
 /** What the operating system calls a shareable handle: a file descriptor on Linux, a HANDLE on Windows. */
-import process from "node:process";
-import { type Address, addressFromNumber, NativeBlock, type StructLayout, writeStruct } from "../../ffi/mod.ts";
-import { closeWindowsHandle } from "../os/windows.ts";
-import { closeFd } from "../os/fd.ts";
+import { type Address, NativeBlock, type StructLayout, writeStruct } from "../../ffi/mod.ts";
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_HANDLE_TYPE_WIN32 } from "../driver/enums.ts";
-
-export const IS_WINDOWS: boolean = process.platform === "win32";
+import { closeFd, setCloseOnExec } from "../os/fd.ts";
+import { closeHandle, forbidInheritance, IS_WINDOWS } from "../os/windows.ts";
 
 /** The CUmemAllocationHandleType of this operating system. */
 export function ipcHandleType(): number {
@@ -68,6 +65,12 @@ export function readOsHandle(out: NativeBlock): number {
 
 /** Closes a handle that this module owns. */
 export function closeOsHandle(handle: number): void {
-  if (IS_WINDOWS) closeWindowsHandle(addressFromNumber(handle));
+  if (IS_WINDOWS) closeHandle(handle);
   else closeFd(handle);
+}
+
+/** Marks a handle as one that a started program does not inherit. Throws when this process has no such handle. */
+export function keepFromChildren(handle: number): void {
+  if (IS_WINDOWS) forbidInheritance(handle);
+  else setCloseOnExec(handle);
 }

@@ -9,6 +9,7 @@ import { CU_MEMPOOL_ATTR_RELEASE_THRESHOLD } from "../driver/enums.ts";
 import { CUDA_ERROR_OUT_OF_MEMORY } from "../driver/results.ts";
 import { ClosedError, InvalidArgumentError, NotSupportedError, OutOfMemoryError } from "../errors.ts";
 import { type NativeStream, nativeStream } from "../native_stream.ts";
+import { IS_WINDOWS } from "../os/windows.ts";
 import type { CudaStream } from "../stream.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { PoolAllocation } from "./allocation.ts";
@@ -16,7 +17,7 @@ import { type AllocationHandle, checkDriverHandle, driverHandle, ownDriverHandle
 import { type DeviceBuffer, wrapAllocation } from "./buffer.ts";
 import "./ipc_probe.ts"; // device.ipcSupport() asks it, and cannot import it itself
 import { NativePool, providePoolAccess } from "./native_pool.ts";
-import { ipcHandleType, IS_WINDOWS } from "./os_handle.ts";
+import { ipcHandleType } from "./os_handle.ts";
 import { pendingBytes, reap } from "./reaper.ts";
 import { VirtualAllocation } from "./virtual_allocation.ts";
 

@@ -6,6 +6,7 @@ import { EBADF, ENOPROTOOPT, ENOSYS, ESRCH } from "./errno.ts";
 import { inspectPath } from "./fd.ts";
 import { readTextFile } from "./file.ts";
 import { libc, retryInterrupted, systemError, systemErrorOf } from "./libc.ts";
+import { IS_WINDOWS, readWindowsIdentity } from "./windows.ts";
 
 export type { ProcessIdentity } from "../wire/identity.ts";
 
@@ -37,6 +38,7 @@ let own: ProcessIdentity | undefined;
 
 /** Who this process is. A child that was forked without exec gets its own answer, not its parent's. */
 export function ownIdentity(): ProcessIdentity {
+  if (IS_WINDOWS) return own ??= readWindowsIdentity(); // nothing forks there
   const pid = libc().getpid();
   if (own?.pid !== pid) own = readIdentity(pid);
   return own;

@@ -2,8 +2,9 @@
 import type { ProcessIdentity } from "../wire/identity.ts";
 import { closeFd } from "./fd.ts";
 import { hasExited, openPidfd, ownIdentity, processStartTime } from "./process.ts";
+import { closeHandle, hasProcessExited, IS_WINDOWS, openProcessHandle } from "./windows.ts";
 
-/** Holds a pidfd of the process until it is closed. */
+/** Holds a pidfd of the process (on Windows a handle) until it is closed. */
 export class ProcessWatch {
   readonly pid: number;
   #pidfd: number | undefined;
@@ -14,6 +15,11 @@ export class ProcessWatch {
     const own = ownIdentity();
     // A pid of another pid namespace means nothing here: such a process cannot be watched by its identity alone
     if (identity.bootId !== own.bootId || identity.pidNamespace !== own.pidNamespace) return;
+    if (IS_WINDOWS) {
+      this.#pidfd = openProcessHandle(identity, `Cannot watch process ${identity.pid}`);
+      this.#exited = this.#pidfd === undefined;
+      return;
+    }
     this.#pidfd = openPidfd(identity.pid);
     try {
       // Asked after the opening: if the pid was used again before, the start time tells
@@ -26,13 +32,16 @@ export class ProcessWatch {
 
   /** Whether the process is known to have exited. Never waits; false where it cannot be watched. */
   hasExited(): boolean {
-    if (!this.#exited && this.#pidfd !== undefined) this.#exited = hasExited(this.#pidfd);
+    if (!this.#exited && this.#pidfd !== undefined) {
+      this.#exited = IS_WINDOWS ? hasProcessExited(this.#pidfd) : hasExited(this.#pidfd);
+    }
     return this.#exited;
   }
 
   close(): void {
     if (this.#pidfd === undefined) return;
-    closeFd(this.#pidfd);
+    if (IS_WINDOWS) closeHandle(this.#pidfd);
+    else closeFd(this.#pidfd);
     this.#pidfd = undefined;
   }
 }
