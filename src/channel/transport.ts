@@ -1,5 +1,5 @@
 /** Frames over a socket: written in order as the kernel takes them, read as they come. Nothing here waits or blocks. */
-import { ChannelClosedError } from "../errors.ts";
+import { ChannelClosedError, ProtocolError } from "../errors.ts";
 import { closeFd, discardFds } from "../os/fd.ts";
 import { receiveBytes, sendBytes } from "../os/socket.ts";
 import { FdWatch } from "../os/waiter.ts";
@@ -138,10 +138,12 @@ export class Transport {
     this.#onFlushed?.();
   }
 
+  /** Called once, by the reading. Whoever sent nonsense may still be told so. */
   #end(error: unknown): void {
-    if (this.#isEnded) return;
-    this.#isEnded = true;
-    this.#failQueue(error);
+    if (!(error instanceof ProtocolError)) {
+      this.#isEnded = true;
+      this.#failQueue(error);
+    }
     this.#handlers.onEnd(error);
   }
 

@@ -1,5 +1,5 @@
 /** What the tests of channels use in their own process and in the processes that they start. */
-import { readdirSync, readlinkSync } from "node:fs";
+import { closeSync, openSync, readdirSync, readlinkSync } from "node:fs";
 import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 import * as cuda from "../../mod.ts";
@@ -73,6 +73,21 @@ export class Toolkit {
   /** What the simulated driver has of this process. */
   report(): SimulatorReport {
     return simulatorControl(contextOf(this.device, "report").driver).report();
+  }
+
+  /** Opens descriptors until only `left` more can be opened. */
+  hoardFds(left: number): number[] {
+    const fds: number[] = [];
+    try {
+      for (;;) fds.push(openSync("/dev/null", "r"));
+    } catch {
+      for (const fd of fds.splice(-left)) closeSync(fd);
+      return fds;
+    }
+  }
+
+  dropFds(fds: readonly number[]): void {
+    for (const fd of fds) closeSync(fd);
   }
 
   /** Open descriptors, with what they refer to. */
