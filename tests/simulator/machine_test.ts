@@ -82,6 +82,10 @@ test("several devices: UUIDs, peers, and visibility by ordinal and by UUID", asy
   await using blind = await Peer.start(currentRuntime, { ...env, CUDA_VISIBLE_DEVICES: "1" });
   const blindFd = (await blind.do("openFdOf", all.process.pid, await all.exportPool(pool))).number();
   assertEquals(await blind.code("memPoolImportFromShareableHandle", address(BigInt(blindFd)), 1), 101);
+  await using twice = await Peer.start(currentRuntime, { ...env, CUDA_VISIBLE_DEVICES: "0,0" });
+  assertEquals((await twice.do("deviceGetCount")).i32, 0);
+  await using cut = await Peer.start(currentRuntime, { ...env, CUDA_VISIBLE_DEVICES: "1,7,2" });
+  assertEquals((await cut.do("deviceGetCount")).i32, 1);
   await using none = await Peer.start(currentRuntime, { ...env, CUDA_VISIBLE_DEVICES: "" });
   assertEquals((await none.do("deviceGetCount")).i32, 0);
 });

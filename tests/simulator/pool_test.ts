@@ -1,6 +1,7 @@
 /** Memory pools of the simulator: the rows "Pools (exporter)" and "Pools (importer)" of docs/driver-behaviour.md. */
 import { test } from "node:test";
 import { assert, assertEquals, assertNotEquals } from "@std/assert";
+import { addressFromBigInt } from "../../ffi/mod.ts";
 import { discardFds } from "../../src/os/fd.ts";
 import { currentRuntime, otherRuntime, skipWithout } from "../helpers/runtimes.ts";
 import { local } from "./local.ts";
@@ -96,6 +97,26 @@ test("attributes count what is reserved and used, and a synchronization gives ba
   assertEquals(await attribute(session, pool, RESERVED), 0);
   await session.do("memPoolDestroy", address(pool));
   assertEquals(await session.freeBytes(), before);
+});
+
+test("what is being freed can be had at once on the same stream, later on others", async () => {
+  const { session, control } = local();
+  const [stream, other] = [await session.start(), await session.start()];
+  const pool = await session.createPool();
+  const pointer = await session.allocate(pool, MiB, stream);
+  control.occupyStream(addressFromBigInt(stream), 200);
+  await session.do("memFreeAsync", address(pointer), address(stream));
+  assertEquals(await session.code("memFreeAsync", address(pointer), address(stream)), 1);
+  const elsewhere = await session.allocate(pool, MiB, other);
+  assertNotEquals(elsewhere, pointer);
+  assertEquals(await session.allocate(pool, MiB, stream), pointer);
+  await session.do("streamSynchronize", address(stream));
+  await session.fill(pointer, 1, MiB, other); // the old free has not met the new owner
+  await session.do("memFreeAsync", address(elsewhere), address(other));
+  assertEquals(await session.allocate(pool, MiB, stream), elsewhere);
+  for (const p of [pointer, elsewhere]) await session.do("memFree", address(p));
+  await session.do("memPoolDestroy", address(pool));
+  for (const s of [stream, other]) await session.do("streamDestroy", address(s));
 });
 
 test("a destroyed pool's live allocation stays readable and can be freed", async () => {

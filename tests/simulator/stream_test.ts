@@ -215,7 +215,13 @@ test("fences: refused on pool memory, cyclic comparison, freed by a host store",
     const pointer = await session.allocate(p, 4096, stream);
     assertEquals(await session.code("streamWriteValue64", address(stream), address(pointer), u64(1n), 0), 1);
     assertEquals(await session.code("streamWaitValue64", address(stream), address(pointer), u64(1n), 0), 1);
-    await session.do("memFree", address(pointer));
+    const exported = await session.exportPool(p);
+    const imported = (await session.do("memPoolImportFromShareableHandle", address(BigInt(exported)), 1)).address;
+    discardFds(exported);
+    const data = (await session.do("memPoolExportPointer", address(pointer))).opaque;
+    const alias = (await session.do("memPoolImportPointer", address(imported), bytes(data))).address;
+    assertEquals(await session.code("streamWriteValue64", address(stream), address(alias), u64(1n), 0), 1);
+    for (const freed of [alias, pointer]) await session.do("memFree", address(freed));
     await session.do("memPoolDestroy", address(p));
   }
   const plain = (await session.do("memAlloc", size(4096))).address;

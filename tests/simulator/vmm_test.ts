@@ -1,4 +1,5 @@
 /** Virtual memory and legacy handles of the simulator, in this process and between runtimes. */
+import { readdirSync } from "node:fs";
 import { test } from "node:test";
 import { assert, assertEquals, assertNotEquals } from "@std/assert";
 import { discardFds } from "../../src/os/fd.ts";
@@ -68,7 +69,10 @@ test("physical memory: granularity, access, aliases, and life until the last map
   assertEquals(await session.code("memExportToShareableHandle", address(second), 8), 800);
 
   // released handles cannot be used; the memory lives while it is mapped
+  const fds = () => readdirSync("/proc/self/fd").length;
+  const fdsBefore = fds();
   for (const h of [handle, second, again]) await session.do("memRelease", address(h));
+  assertEquals(fds(), fdsBefore - 3); // as on hardware, a mapping holds no descriptor
   assertEquals(await session.code("memRelease", address(handle)), 1);
   assert(await session.isFilled(alias, 7, 4 * MiB, stream));
   assertEquals(await session.freeBytes(), before - 8 * MiB);

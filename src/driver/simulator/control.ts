@@ -5,7 +5,7 @@ import { CUDA_ERROR_LAUNCH_FAILED } from "../results.ts";
 import type { Backing } from "./backing.ts";
 import { CALLS, type DriverCall } from "./calls.ts";
 import type { Fault } from "./faults.ts";
-import { now, toNumber, unmap, unmapAt } from "./native.ts";
+import { now, toNumber, unmap } from "./native.ts";
 import { BUSY } from "./queue.ts";
 import { HOST, LEGACY_IMPORT, PLAIN, POOL, POOL_IMPORT, REGISTERED, VIRTUAL } from "./ranges.ts";
 import type { Streams } from "./stream.ts";
@@ -180,7 +180,6 @@ export class SimulatorControl {
       const { kind, start, span } = range;
       ranges.remove(range);
       if (kind === HOST) unmap(start, span);
-      if (kind === VIRTUAL) unmapAt(start, span);
     }
     for (const reservation of tables.reservations.rows()) {
       unmap(reservation.start, reservation.byteLength);
