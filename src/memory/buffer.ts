@@ -86,7 +86,7 @@ export interface Fill2DOptions extends FillOptions {
 }
 
 /** What an array holds in both runtimes. */
-const MAX_VIEW_BYTES = 2 ** 32;
+const MAX_ARRAY_BYTES = 2 ** 32;
 const DEFAULT_CHUNK_BYTES = 16 * 1024 * 1024;
 const TOKEN: unique symbol = Symbol("DeviceBuffer");
 
@@ -285,8 +285,8 @@ export class DeviceBuffer extends Closable {
   #openView(): HostView {
     const { hostAddress } = this.#allocation;
     if (hostAddress === undefined) throw new NotSupportedError(`Cannot view ${this}: the host reaches only a HostPool's memory`);
-    if (this.#byteLength > MAX_VIEW_BYTES) {
-      throw new RangeError(`Cannot view ${this}: no array holds more than ${MAX_VIEW_BYTES} bytes. View it by subarray()`);
+    if (this.#byteLength > MAX_ARRAY_BYTES) {
+      throw new RangeError(`Cannot view ${this}: no array holds more than ${MAX_ARRAY_BYTES} bytes. View it by subarray()`);
     }
     const view = createHostView(addOffset(hostAddress, this.#byteOffset), this.#byteLength);
     owners.set(view.bytes.buffer, this.#root);
@@ -662,13 +662,14 @@ function checkFill(action: Text, value: unknown, width: unknown): void {
   checkInteger(action, "value", value, 0, 2 ** (8 * width) - 1);
 }
 
+/** Deno's arrays may be longer than Bun's, and longer than the host's memory: the limit is the same in both. */
 function newArray(action: Text, byteLength: number): Uint8Array {
+  const tooLong = (): string => `Cannot ${action}: no array can hold ${byteLength} bytes here. Read it in parts with chunks()`;
+  if (byteLength > MAX_ARRAY_BYTES) throw new RangeError(tooLong());
   try {
     return new Uint8Array(byteLength);
   } catch (cause) {
-    throw new RangeError(`Cannot ${action}: no array can hold ${byteLength} bytes here. Read it in parts with chunks()`, {
-      cause,
-    });
+    throw new RangeError(tooLong(), { cause });
   }
 }
 

@@ -61,11 +61,14 @@ export class ForeignAllocation extends Allocation {
       return start === undefined || size === undefined || size === 0n ? undefined : { start, end: start + size };
     };
     const first = range(address);
+    const says = (number: number): boolean => known(address, number) && out.readU64(0) !== 0n;
+    const isOnePiece = says(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) || says(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE);
     let end = first?.end ?? address;
-    // Memory that is mapped chunk by chunk is one range for each chunk
-    for (let next = first; next !== undefined && end < address + BigInt(byteLength);) {
-      next = range(end);
-      if (next !== undefined) end = next.end;
+    // Memory that is mapped chunk by chunk may be one range for each chunk
+    while (first !== undefined && !isOnePiece && end < address + BigInt(byteLength)) {
+      const next = range(end);
+      if (next === undefined || next.end <= end) break;
+      end = next.end;
     }
     if (first === undefined || end < address + BigInt(byteLength)) {
       throw new InvalidArgumentError(

@@ -8,7 +8,7 @@ import { CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_OUT_OF_MEMORY } from "../driver/
 import { NotSupportedError, ProtocolError } from "../errors.ts";
 import { NativeStream } from "../native_stream.ts";
 import { hostMemoryBytes } from "../os/memory.ts";
-import { ImportedMapping } from "../share/import_registry.ts";
+import { ImportedMapping, whileImporting } from "../share/import_registry.ts";
 import type { BufferDescriptor } from "../wire/descriptor.ts";
 import { readPoolExportData } from "../wire/export_data.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
@@ -141,17 +141,20 @@ export class DriverHostPool implements NativeHostPool {
           `its descriptor ${allocationByteLength} bytes`,
       );
     }
-    let mapping = ImportedMapping.find(driver, this.#pool.handle, byteOffset);
-    if (mapping === undefined) {
-      check(driver.memPoolImportPointer(this.#pool.handle, opaque), "cuMemPoolImportPointer", this.#pool);
-      const address = driver.out.readAddress(0);
-      mapping = ImportedMapping.add(driver, this.#pool.handle, byteOffset, address, allocationByteLength);
-    } else if (mapping.byteLength < allocationByteLength) {
-      throw new NotSupportedError(
-        `Cannot ${action}: an older, shorter buffer at the same place of the exporter's pool is still mapped. Free it first`,
-      );
-    }
-    mapping.addUser(generation);
+    const mapping = whileImporting(() => {
+      let mapping = ImportedMapping.find(driver, this.#pool.handle, byteOffset);
+      if (mapping === undefined) {
+        check(driver.memPoolImportPointer(this.#pool.handle, opaque), "cuMemPoolImportPointer", this.#pool);
+        const address = driver.out.readAddress(0);
+        mapping = ImportedMapping.add(driver, this.#pool.handle, byteOffset, address, allocationByteLength);
+      } else if (mapping.byteLength < allocationByteLength) {
+        throw new NotSupportedError(
+          `Cannot ${action}: an older, shorter buffer at the same place of the exporter's pool is still mapped. Free it first`,
+        );
+      }
+      mapping.addUser(generation);
+      return mapping;
+    });
     return new ImportedHostAllocation(this.#pool, descriptor, mapping, stream);
   }
 

@@ -5,7 +5,7 @@ import { check } from "../driver/check.ts";
 import { DeviceNotVisibleError, InvalidArgumentError, ProtocolError, SameProcessError } from "../errors.ts";
 import { nativeStream } from "../native_stream.ts";
 import { ownIdentity } from "../os/process.ts";
-import { ImportedMapping } from "../share/import_registry.ts";
+import { ImportedMapping, whileImporting } from "../share/import_registry.ts";
 import type { CudaStream } from "../stream.ts";
 import type { BufferDescriptor } from "../wire/descriptor.ts";
 import { isSameProcess } from "../wire/identity.ts";
@@ -45,11 +45,15 @@ export function openFromPool(
   const { context } = native;
   checkExportData(context, descriptor, device.totalMemoryBytes);
   context.makeCurrent();
-  check(context.driver.memPoolImportPointer(native.handle, descriptor.opaque), "cuMemPoolImportPointer", native);
-  const address = context.driver.out.readAddress(0);
-  const mapping = ImportedMapping.find(context.driver, native.handle, address) ??
-    ImportedMapping.add(context.driver, native.handle, address, address, descriptor.allocationByteLength);
-  mapping.addUser(descriptor.generation);
+  const { driver } = context;
+  const mapping = whileImporting(() => {
+    check(driver.memPoolImportPointer(native.handle, descriptor.opaque), "cuMemPoolImportPointer", native);
+    const address = driver.out.readAddress(0);
+    const mapping = ImportedMapping.find(driver, native.handle, address) ??
+      ImportedMapping.add(driver, native.handle, address, address, descriptor.allocationByteLength);
+    mapping.addUser(descriptor.generation);
+    return mapping;
+  });
   return new ImportedAllocation(native, descriptor, mapping, stream);
 }
 

@@ -75,6 +75,11 @@ async function act(message: any, fds: readonly number[]): Promise<unknown> {
       buffers.set(message.name, made);
       return { kind: made.kind, isImported: made.isImported, byteLength: made.byteLength };
     }
+    case "openHandle": {
+      const made = legacy.openMemHandle(here().device, Uint8Array.from(message.handle), message.options);
+      buffers.set(message.name, made);
+      return { byteLength: made.byteLength };
+    }
     case "read":
       return [...await buffer.read({ byteOffset: message.byteOffset, byteLength: message.byteLength })];
     case "fill":

@@ -1,6 +1,6 @@
 import { test } from "node:test";
-import { assertEquals, assertRejects } from "@std/assert";
-import { Device, InvalidArgumentError, MemoryPool } from "../../mod.ts";
+import { assertEquals } from "@std/assert";
+import { Device, MemoryPool } from "../../mod.ts";
 
 const MIB = 1024 * 1024;
 

@@ -1,0 +1,78 @@
+import { test } from "node:test";
+import { assertEquals, assertThrows } from "@std/assert";
+import { Device, DeviceBuffer, InvalidArgumentError, legacy, MemoryPool, NotSupportedError, VirtualMemory } from "../../mod.ts";
+import { currentRuntime, skipWithout } from "../helpers/runtimes.ts";
+import { startPeer } from "./peer.ts";
+
+test("a wrapped buffer is the same memory, and freeing it frees nothing", async () => {
+  using device = Device.open(0);
+  using stream = device.createStream();
+  using pool = MemoryPool.create(device);
+  using buffer = pool.allocate(1000, { stream });
+  buffer.fill(1, { stream });
+  await stream.finished();
+  const wrapped = DeviceBuffer.wrap(device, buffer.address + 10n, 100, { owner: buffer, stream });
+  assertEquals([wrapped.kind, wrapped.byteLength, wrapped.address, wrapped.pool], ["foreign", 100, buffer.address + 10n, null]);
+  wrapped.fill(2, { stream });
+  assertEquals(await buffer.read({ byteOffset: 9, byteLength: 2, stream }), new Uint8Array([1, 2]));
+  await wrapped.closeAsync();
+  assertEquals((await buffer.read({ stream }))[10], 2);
+});
+
+test("what is no device memory is refused", () => {
+  using device = Device.open(0);
+  using stream = device.createStream();
+  using pool = MemoryPool.create(device);
+  using buffer = pool.allocate(1000, { stream });
+  for (const address of [0n, -1n, 2n ** 60n, 1 as unknown as bigint]) {
+    assertThrows(() => DeviceBuffer.wrap(device, address, 10), InvalidArgumentError, "address");
+  }
+  assertThrows(() => DeviceBuffer.wrap(device, 4096n, 10), InvalidArgumentError, "no device memory at address 0x1000");
+  assertThrows(() => DeviceBuffer.wrap(device, buffer.address, 0), InvalidArgumentError, "byteLength");
+  assertThrows(() => DeviceBuffer.wrap(device, buffer.address, 2 ** 40), InvalidArgumentError, "pass the end of the memory");
+});
+
+test("memory that cannot be shared says so", () => {
+  using device = Device.open(0);
+  using stream = device.createStream();
+  using pool = MemoryPool.create(device);
+  using buffer = pool.allocate(1000, { stream });
+  using wrapped = DeviceBuffer.wrap(device, buffer.address, 1000);
+  assertThrows(() => wrapped.ipcDescriptor, NotSupportedError, "Copy it to a buffer of a pool");
+  assertThrows(() => wrapped.exportHandles(), NotSupportedError);
+  using virtual = VirtualMemory.allocate(device, 100);
+  using other = DeviceBuffer.wrap(device, virtual.address, 100);
+  assertThrows(() => other.ipcDescriptor, NotSupportedError);
+});
+
+test("wrapped memory of a shareable pool and of cuMemAlloc goes to a peer", { skip: skipWithout(currentRuntime) }, async () => {
+  using device = Device.open(0);
+  using stream = device.createStream();
+  using pool = MemoryPool.create(device, { ipc: true });
+  using pooled = pool.allocate(1000, { stream });
+  using plain = legacy.allocate(device, 1000, { stream });
+  pooled.fill(1, { stream });
+  plain.fill(2, { stream });
+  await stream.finished();
+  await using peer = await startPeer(currentRuntime);
+  {
+    using wrapped = DeviceBuffer.wrap(device, pooled.address + 100n, 50);
+    const [handle] = wrapped.exportHandles();
+    await peer.ask({ do: "importPool", name: "p", id: handle.poolId }, [handle.fd]);
+    handle.close();
+    await peer.open("a", wrapped.ipcDescriptor, [], "p");
+    await peer.ask({ do: "fill", name: "a", value: 9, byteOffset: 0, byteLength: 1 });
+    assertEquals(await pooled.read({ byteOffset: 99, byteLength: 3 }), new Uint8Array([1, 9, 1]));
+    await peer.ask({ do: "free", name: "a" });
+  }
+  {
+    using wrapped = DeviceBuffer.wrap(device, plain.address + 100n, 50);
+    assertEquals(wrapped.ipcDescriptor.memoryKind, "legacy");
+    assertEquals(legacy.memHandle(wrapped), legacy.memHandle(plain));
+    await peer.open("b", wrapped.ipcDescriptor);
+    await peer.ask({ do: "fill", name: "b", value: 9, byteOffset: 0, byteLength: 1 });
+    assertEquals(await plain.read({ byteOffset: 99, byteLength: 3 }), new Uint8Array([2, 9, 2]));
+    await peer.ask({ do: "free", name: "b" });
+  }
+  await peer.end();
+});
