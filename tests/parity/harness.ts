@@ -191,6 +191,11 @@ export abstract class Session {
     this.closeLater(fd);
     return fd;
   }
+  /** Closes a descriptor before the session ends. */
+  async closeFd(fd: number): Promise<void> {
+    this.#forget(`fd ${fd}`);
+    await this.host("closeFd", fd);
+  }
   async exportPointer(address: bigint): Promise<Uint8Array> {
     return (await this.do("memPoolExportPointer", address)).opaque;
   }
@@ -486,6 +491,8 @@ export async function passFd(from: Session, fd: number, to: Session): Promise<nu
 /** One allocation of an exported pool, imported elsewhere. With a `value` its first page is filled. */
 export interface SharedAllocation {
   readonly pool: bigint;
+  /** Open until the exporter's session ends or closes it. */
+  readonly exportedFd: number;
   readonly address: bigint;
   readonly data: Uint8Array;
   readonly imported: { readonly fd: number; readonly pool: bigint; readonly address: bigint };
@@ -504,7 +511,7 @@ export async function shareAllocation(
   const fd = await passFd(exporter, exportedFd, importer);
   const importedPool = await importer.importPool(fd);
   const imported = { fd, pool: importedPool, address: await importer.importPointer(importedPool, data) };
-  return { pool, address, data, imported };
+  return { pool, exportedFd, address, data, imported };
 }
 
 /** Memory that both hosts map and both devices have registered: its host and device addresses in each session. */

@@ -1,10 +1,11 @@
 /** Pools, as their owner sees them. Rows POOL-EXP-… of docs/driver-behaviour.md. */
 import { existsSync } from "node:fs";
 import { test } from "node:test";
-import { assertEquals } from "@std/assert";
+import { assert, assertEquals } from "@std/assert";
 import * as enums from "../../src/driver/enums.ts";
 import {
   ALLOCATION_PROP,
+  eventually,
   FD,
   HOST_POOL,
   MiB,
@@ -175,6 +176,20 @@ test("POOL-EXP-16 a pool counts as used what was asked for, and as reserved whol
   assertEquals(await attributes(), [10_000_001n, 10_000_001n, 33_554_432n]);
   await exporter.free(address);
   assertEquals((await attributes()).slice(0, 2), [0n, 10_000_001n]);
+});
+
+test("POOL-EXP-17 an open descriptor of a destroyed pool keeps the pool's memory", async () => {
+  await using exporter = await startLocal();
+  const isMuch = (bytes: number) => bytes > 0.75 * 1024 * MiB;
+  const before = await exporter.freeBytes();
+  const pool = await exporter.createPool();
+  const fd = await exporter.exportPool(pool);
+  const address = await exporter.allocate(pool, 1024 * MiB);
+  await exporter.free(address);
+  await exporter.do("memPoolDestroy", pool);
+  assert(isMuch(before - await exporter.freeBytes()), "the descriptor keeps the memory");
+  await exporter.closeFd(fd);
+  assert(await eventually(async () => !isMuch(before - await exporter.freeBytes())), "the memory has come back");
 });
 
 test("SMALL-02 a pool's descriptor is inherited by programs that are started, one of physical memory is not", async () => {
