@@ -13,6 +13,7 @@ import {
 } from "../../mod.ts";
 import { closeFd } from "../../src/os/fd.ts";
 import { connectSocket } from "../../src/os/socket.ts";
+import { collectGarbage } from "../helpers/garbage.ts";
 import { receiveMessage, sendMessage, until } from "../core/messages.ts";
 
 const socket = await until(() => connectSocket(process.argv[2]));
@@ -105,20 +106,18 @@ async function act(message: any, fds: readonly number[]): Promise<unknown> {
       return buffer.ipcDescriptor;
     case "fds":
       return readdirSync("/proc/self/fd").length;
-    case "cycles": { // open and free the same thing over and over; `fds` stay open meanwhile
-      const descriptor = BufferDescriptor.fromJSON(message.descriptor);
-      const handles = handlesOf(fds);
-      const grown: { rss: number; heap: number }[] = [];
-      for (let i = 0; i < message.count; i++) {
-        const made = descriptor.memoryKind === "virtual"
-          ? DeviceBuffer.importVirtual(here().device, descriptor, handles, { stream: here().stream })
-          : open("cycle", message.pool, descriptor, []);
-        made.close();
-        if (i % 64 === 0) await new Promise((resolve) => setTimeout(resolve, 0));
+    case "openAndFree": { // many at once; a handle for each that is virtual
+      for (const [index, json] of message.descriptors.entries()) {
+        open("cycle", message.pool, BufferDescriptor.fromJSON(json), fds.slice(index, index + 1)).close();
       }
-      for (const handle of handles) handle.close();
-      return grown;
+      return null;
     }
+    case "memory":
+      for (let i = 0; i < 3; i++) {
+        collectGarbage();
+        await new Promise((resolve) => setTimeout(resolve, 20));
+      }
+      return process.memoryUsage().rss;
   }
   throw new Error(`cannot ${message.do}`);
 }
