@@ -1,7 +1,7 @@
 /** Shared memory without a name: memfd and mmap. */
 import { type Address, addressFromNumber, addressToBigInt, toSize } from "../../ffi/mod.ts";
 import { NotSupportedError, ProtocolError } from "../errors.ts";
-import { closeFd, inspectFd } from "./fd.ts";
+import { discardFds, inspectFd } from "./fd.ts";
 import { readTextFile } from "./file.ts";
 import { cString, libc, systemError } from "./libc.ts";
 
@@ -30,7 +30,7 @@ export function createSharedMemory(name: string, byteLength: number): number {
     if (libc().fcntl(fd, F_ADD_SEALS, SIZE_SEALS) !== 0) throw systemError("fcntl", "Cannot seal shared memory");
     return fd;
   } catch (error) {
-    closeFd(fd);
+    discardFds(fd);
     throw error;
   }
 }

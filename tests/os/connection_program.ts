@@ -1,8 +1,9 @@
 /** What connection_test.ts starts: a server, a client, or a process with few descriptors. */
 import process from "node:process";
+import { libcCandidates, openLibrary, toSize } from "../../ffi/mod.ts";
 import type { SystemCallError } from "../../src/errors.ts";
 import { connect, UnixServer } from "../../src/os/connection.ts";
-import { discardFds, inspectFd, isCloseOnExec } from "../../src/os/fd.ts";
+import { closeFd, discardFds, inspectFd, isCloseOnExec } from "../../src/os/fd.ts";
 import { libc } from "../../src/os/libc.ts";
 import { createSharedMemory } from "../../src/os/memory.ts";
 import { openPeerPidfd, peerCredentials, pidOfPidfd } from "../../src/os/process.ts";
@@ -50,6 +51,22 @@ switch (mode) {
       peerPid: pidfd === undefined ? null : pidOfPidfd(pidfd),
       end: await receive(socket),
     }));
+    break;
+  }
+  case "broken pipe": { // both runtimes ignore SIGPIPE, a program that embeds them may not
+    const { signal } = openLibrary("the C library", libcCandidates(), {
+      signal: { prototype: "void (*signal(int number, void (*handler)(int)))(int)", args: ["i32", "size"], result: "address" },
+    });
+    signal(13, toSize(0));
+    const server = UnixServer.listen(path);
+    const socket = await connect(path);
+    closeFd((await server.accept())!);
+    server.close();
+    try {
+      send(socket, "anyone?");
+    } catch (error) {
+      console.log((error as SystemCallError).errnoName);
+    }
     break;
   }
   case "few fds: server": { // turns away who is too many, and goes on

@@ -1,9 +1,7 @@
 import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync, statSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { statSync } from "node:fs";
 import process from "node:process";
-import { after, test } from "node:test";
+import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { assert, assertEquals, assertRejects, assertStringIncludes } from "@std/assert";
 import { CudaIpcError, SystemCallError } from "../../src/errors.ts";
@@ -13,16 +11,17 @@ import { closeFd, inspectFd } from "../../src/os/fd.ts";
 import { createSharedMemory } from "../../src/os/memory.ts";
 import { connectSocket, Listener, receiveBytes, sendBytes } from "../../src/os/socket.ts";
 import { stopWaiterForTests, waitReadable } from "../../src/os/waiter.ts";
-import { currentRuntime, otherRuntime, type Runtime, runtimePath, skipWithout, spawnRuntime } from "../helpers/runtimes.ts";
+import {
+  currentRuntime,
+  otherRuntime,
+  runRuntime,
+  type Runtime,
+  runtimePath,
+  skipWithout,
+  spawnRuntime,
+} from "../helpers/runtimes.ts";
 import { failEachCall, openFds, setFault } from "./faults.ts";
-
-const directory = mkdtempSync(join(tmpdir(), "os-"));
-after(() => rmSync(directory, { recursive: true }));
-
-let paths = 0;
-function newPath(): string {
-  return join(directory, `${paths++}.sock`);
-}
+import { newPath } from "./sockets.ts";
 
 const program = new URL("./connection_program.ts", import.meta.url);
 const one = new Uint8Array(1);
@@ -183,6 +182,11 @@ for (const runtime of [currentRuntime, otherRuntime] satisfies Runtime[]) {
       end: null,
     });
     assertEquals((await client.exited).code, 0);
+  });
+
+  test(`${runtime}: sending to a peer that has closed is an error, not the end by SIGPIPE`, { skip }, async () => {
+    const exit = await runRuntime(runtime, program, ["broken pipe", newPath()]);
+    assertEquals(exit, { code: 0, signal: null, stdout: "EPIPE\n", stderr: "", timedOut: false });
   });
 
   test(`${runtime}: a server without free descriptors turns away and goes on`, { skip }, async () => {

@@ -1,7 +1,6 @@
-import { mkdtempSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { after, test } from "node:test";
+import { test } from "node:test";
 import { assert, assertEquals, assertFalse, assertInstanceOf, assertStringIncludes, assertThrows } from "@std/assert";
 import { libcCandidates, openLibrary } from "../../ffi/mod.ts";
 import { CudaIpcError, InvalidArgumentError, ProtocolError, SystemCallError } from "../../src/errors.ts";
@@ -19,44 +18,7 @@ import {
   shutdownSending,
 } from "../../src/os/socket.ts";
 import { failEachCall, openFds, setFault } from "./faults.ts";
-
-const directory = mkdtempSync(join(tmpdir(), "os-"));
-after(() => rmSync(directory, { recursive: true }));
-
-let paths = 0;
-function newPath(): string {
-  return join(directory, `${paths++}.sock`);
-}
-
-/** Two connected sockets in this process. */
-function connectedPair(path: string = newPath()): [number, number] {
-  const listener = Listener.open(path);
-  try {
-    const client = connectSocket(path)!;
-    return [client, listener.accept()!];
-  } finally {
-    listener.close();
-  }
-}
-
-function closeAll(...fds: number[]): void {
-  fds.forEach(closeFd);
-}
-
-/** Leaves a socket file at which nobody listens, without a call that the faults would count. */
-function leaveStale(path: string): void {
-  const { socket, bind, close } = openLibrary("the C library", libcCandidates(), {
-    socket: { prototype: "int socket(int, int, int)", args: ["i32", "i32", "i32"], result: "i32" },
-    bind: { prototype: "int bind(int, const struct sockaddr *, socklen_t)", args: ["i32", "bytes", "u32"], result: "i32" },
-    close: { prototype: "int close(int)", args: ["i32"], result: "i32" },
-  });
-  const fd = socket(1, 1, 0);
-  const address = new Uint8Array(110);
-  address[0] = 1;
-  address.set(new TextEncoder().encode(path), 2);
-  assertEquals(bind(fd, address, 110), 0);
-  close(fd);
-}
+import { closeAll, connectedPair, directory, leaveStale, newPath } from "./sockets.ts";
 
 function assertSystemError(action: () => unknown, errnoName: string, text: string): void {
   const error = assertThrows(action, SystemCallError);

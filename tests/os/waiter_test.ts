@@ -1,9 +1,6 @@
 import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
 import process from "node:process";
-import { after, test } from "node:test";
+import { test } from "node:test";
 import { assert, assertEquals, assertRejects } from "@std/assert";
 import { NativeBlock, toSize } from "../../ffi/mod.ts";
 import { ClosedError, CudaIpcError, SystemCallError } from "../../src/errors.ts";
@@ -12,32 +9,11 @@ import { closeFd } from "../../src/os/fd.ts";
 import { libc } from "../../src/os/libc.ts";
 import { createSharedMemory } from "../../src/os/memory.ts";
 import { hasExited, openPidfd } from "../../src/os/process.ts";
-import { connectSocket, Listener, receiveBytes, sendBytes } from "../../src/os/socket.ts";
+import { receiveBytes, sendBytes } from "../../src/os/socket.ts";
 import { FdWatch, stopWaiterForTests, waitReadable, waitWritable } from "../../src/os/waiter.ts";
 import { currentRuntime, otherRuntime, runRuntime, skipWithout, spawnRuntime } from "../helpers/runtimes.ts";
 import { failEachCall, openFds } from "./faults.ts";
-
-const directory = mkdtempSync(join(tmpdir(), "os-"));
-after(() => rmSync(directory, { recursive: true }));
-
-let paths = 0;
-function newPath(): string {
-  return join(directory, `${paths++}.sock`);
-}
-
-function connectedPair(): [number, number] {
-  const path = newPath();
-  const listener = Listener.open(path);
-  try {
-    return [connectSocket(path)!, listener.accept()!];
-  } finally {
-    listener.close();
-  }
-}
-
-function closeAll(...fds: number[]): void {
-  fds.forEach(closeFd);
-}
+import { closeAll, connectedPair, newPath } from "./sockets.ts";
 
 const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -233,7 +209,7 @@ test("the event loop runs while something waits", async () => {
 });
 
 test("a process's exit wakes, a stop does not", async () => {
-  const child = spawn("sleep", ["20"]);
+  const child = spawn("sleep", ["20"], { stdio: "ignore" });
   const pidfd = openPidfd(child.pid!)!;
   const exit = waitReadable(pidfd);
   process.kill(child.pid!, "SIGSTOP");
