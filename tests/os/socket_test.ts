@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { assert, assertEquals, assertFalse, assertInstanceOf, assertStringIncludes, assertThrows } from "@std/assert";
 import { libcCandidates, openLibrary } from "../../ffi/mod.ts";
 import { CudaIpcError, InvalidArgumentError, ProtocolError, SystemCallError } from "../../src/errors.ts";
-import { EAGAIN, ECONNREFUSED, EINTR, EIO, EMFILE } from "../../src/os/errno.ts";
+import { EACCES, EAGAIN, ECONNREFUSED, EINTR, EIO, EMFILE, errnoName } from "../../src/os/errno.ts";
 import { closeFd, inspectFd, isCloseOnExec } from "../../src/os/fd.ts";
 import { cString } from "../../src/os/libc.ts";
 import { createSharedMemory } from "../../src/os/memory.ts";
@@ -20,9 +20,9 @@ import {
 import { failEachCall, openFds, setFault } from "./faults.ts";
 import { closeAll, connectedPair, directory, leaveStale, newPath } from "./sockets.ts";
 
-function assertSystemError(action: () => unknown, errnoName: string, text: string): void {
+function assertSystemError(action: () => unknown, name: string, text: string): void {
   const error = assertThrows(action, SystemCallError);
-  assertEquals(error.errnoName, errnoName);
+  assertEquals(error.errnoName, name);
   assertStringIncludes(error.message, text);
 }
 
@@ -165,6 +165,20 @@ test("nobody listens: the message says so", () => {
   assertSystemError(() => Listener.open(join(path, "nowhere", "x")), "ENOENT", "The directory does not exist");
   leaveStale(path);
   assertSystemError(() => connectSocket(path), "ECONNREFUSED", "Nobody listens there");
+});
+
+test("a refused permission and a full table of descriptors: the message says what to do", () => {
+  const cases = [["connect", EACCES, "Permission was refused"], ["socket", EMFILE, "raise the limit (ulimit -n)"]] as const;
+  for (const [call, code, text] of cases) {
+    const before = openFds();
+    setFault((name) => name === call ? code : undefined);
+    try {
+      assertSystemError(() => connectSocket(newPath()), errnoName(code), text);
+    } finally {
+      setFault(undefined);
+    }
+    assertEquals(openFds(), before);
+  }
 });
 
 test("a full backlog: connect says to try later", () => {
