@@ -140,15 +140,11 @@ export const EIO = 5;
 export const EBADF = 9;
 export const EAGAIN = 11;
 export const EACCES = 13;
-export const EBUSY = 16;
-export const EEXIST = 17;
 export const ENOTDIR = 20;
-export const EINVAL = 22;
 export const ENFILE = 23;
 export const EMFILE = 24;
 export const EPIPE = 32;
 export const ENOSYS = 38;
-export const ENOTSOCK = 88;
 export const EPROTOTYPE = 91;
 export const ENOPROTOOPT = 92;
 export const EADDRINUSE = 98;
@@ -157,7 +153,6 @@ export const ECONNRESET = 104;
 export const ENOTCONN = 107;
 export const ETOOMANYREFS = 109;
 export const ECONNREFUSED = 111;
-export const EINPROGRESS = 115;
 
 /** The name of an error number, or the number itself as text. */
 export function errnoName(code: number): string {
