@@ -4,12 +4,12 @@
  * whose last holder is killed is gone.
  */
 import { NativeBlock, toSize } from "../../../ffi/mod.ts";
-import { closeFd, discardFds, inspectFd } from "../../os/fd.ts";
+import { closeFd, discardFds } from "../../os/fd.ts";
 import { ProtocolError } from "../../errors.ts";
-import { libc } from "../../os/libc.ts";
+import { cString, libc } from "../../os/libc.ts";
 import { checkSharedMemory, createSharedMemory, mapMemory } from "../../os/memory.ts";
 import { CUDA_ERROR_OUT_OF_MEMORY } from "../results.ts";
-import { readLink, toNumber, unmap } from "./native.ts";
+import { listNumbers, readLink, toNumber, unmap } from "./native.ts";
 import { Refusal } from "./refusal.ts";
 import type { RowOf } from "./state.ts";
 import type { World } from "./world.ts";
@@ -28,6 +28,7 @@ const LINK = /^\/memfd:cuda-ipc-sim-[a-z]+ \(deleted\)$/;
 
 /** Where the data begins; before it, the header and a pool's record of its chunks. */
 export const DATA_AT = 131072;
+const O_RDWR_CLOEXEC = 0o2000002;
 const MAGIC = 0x4d45_4d31_5349_4d43n;
 const HEADER_BYTES = 64;
 const HEADER = { magic: 0, kind: 8, device: 12, locationType: 16, locationId: 20, handleTypes: 24, dataBytes: 32, key: 40 };
@@ -62,11 +63,15 @@ export class Backing {
 
   #usedBytes(device: number, mayBeOld: boolean): number {
     const claims = new Map<number, number>();
-    for (const { tables } of [{ tables: this.#world.tables }, ...this.#world.foreign.list(mayBeOld)]) {
+    const own = { pid: this.#world.state.pid, tables: this.#world.tables };
+    for (const { pid, tables } of [own, ...this.#world.foreign.list(mayBeOld)]) {
       for (const memory of tables.memories.rows()) {
-        if (memory.device === device) {
-          claims.set(memory.inode, Math.max(claims.get(memory.inode) ?? 0, memory.reservedBytes));
+        if (memory.device !== device) continue;
+        if (memory.isOrphan !== 0 && !this.#hasDescriptor(pid, memory.key)) {
+          if (pid === own.pid) tables.memories.destroy(memory.id);
+          continue;
         }
+        claims.set(memory.key, Math.max(claims.get(memory.key) ?? 0, memory.reservedBytes));
       }
     }
     let sum = 0;
@@ -94,7 +99,7 @@ export class Backing {
     const fd = createSharedMemory(NAMES[header.kind], DATA_AT + header.dataBytes);
     try {
       this.#writeHeader(fd, header);
-      return this.#record(fd, header, reservedBytes, fd);
+      return this.#record(header, reservedBytes, fd);
     } catch (error) {
       closeFd(fd);
       throw error;
@@ -147,13 +152,12 @@ export class Backing {
    * Records memory that another process (or this one) made. A mapping will hold it, so no descriptor is kept, unless the
    * caller hands over one of its own.
    */
-  adopt(fd: number, header: MemoryHeader, reservedBytes = 0, ownFd = -1): Memory {
-    return this.#record(fd, header, reservedBytes, ownFd);
+  adopt(header: MemoryHeader, reservedBytes = 0, ownFd = -1): Memory {
+    return this.#record(header, reservedBytes, ownFd);
   }
 
-  #record(fd: number, header: MemoryHeader, reservedBytes: number, ownFd: number): Memory {
-    const inode = Number(inspectFd(fd).identity.split(":")[2]);
-    return this.#world.tables.memories.create({ inode, device: header.device, reservedBytes, fd: ownFd });
+  #record(header: MemoryHeader, reservedBytes: number, fd: number): Memory {
+    return this.#world.tables.memories.create({ key: header.key, device: header.device, reservedBytes, fd });
   }
 
   /** Maps all of it; gives the address of the data. */
@@ -167,6 +171,31 @@ export class Backing {
   dropFd(memory: Memory): void {
     if (memory.fd >= 0) discardFds(memory.fd);
     memory.fd = -1;
+  }
+
+  /** Whether a process has a descriptor of the memory. */
+  #hasDescriptor(pid: number, key: number): boolean {
+    const directory = `/proc/${pid}/fd`;
+    return listNumbers(directory).some((number) => {
+      const path = `${directory}/${number}`;
+      if (!LINK.test(readLink(path) ?? "")) return false;
+      const fd = libc().open(cString(path), O_RDWR_CLOEXEC, 0);
+      if (fd < 0) return false;
+      try {
+        return this.readHeader(fd)?.key === key;
+      } finally {
+        discardFds(fd);
+      }
+    });
+  }
+
+  /** Lets go of memory of which the process may have given itself descriptors: they keep it in use. */
+  abandon(memory: Memory): void {
+    const { address, mappedBytes } = memory;
+    this.dropFd(memory);
+    memory.address = 0;
+    memory.isOrphan = 1;
+    unmap(address, mappedBytes);
   }
 
   release(memory: Memory): void {

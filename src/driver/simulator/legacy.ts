@@ -60,7 +60,7 @@ export class LegacyHandles {
       return CUDA_ERROR_INVALID_VALUE;
     }
     if (this.#world.visibleDevice(header.device) === undefined) return CUDA_ERROR_INVALID_DEVICE;
-    const memory = this.#backing.adopt(fd, header, header.dataBytes);
+    const memory = this.#backing.adopt(header, header.dataBytes);
     try {
       const start = this.#backing.map(memory, fd, header);
       const { device } = header;

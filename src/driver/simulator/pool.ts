@@ -152,7 +152,8 @@ export class Pools {
   }
 
   #release(pool: Pool): void {
-    this.#backing.release(this.#memory(pool));
+    if (pool.exported !== 0) this.#backing.abandon(this.#memory(pool));
+    else this.#backing.release(this.#memory(pool));
     this.#world.tables.pools.destroy(pool.id);
   }
 
@@ -336,10 +337,13 @@ export class Pools {
     }
   }
 
-  /** What a synchronization does for every pool: memory above the release threshold goes back to the device. */
+  /**
+   * What a synchronization does for every pool: memory above the release threshold goes back to the device. Not so for a pool
+   * that was exported: on hardware its memory was still in use after it was freed, synchronized and destroyed.
+   */
   #afterSynchronize(): void {
     for (const pool of this.#world.tables.pools.rows()) {
-      if (pool.imported !== 0) continue;
+      if (pool.imported !== 0 || pool.exported !== 0) continue;
       this.releaseUnused(pool, Number(this.#world.tables.pools.getLong(pool.id, "releaseThreshold")));
     }
   }
@@ -405,7 +409,7 @@ export class Pools {
     for (const pool of pools.rows()) {
       if (pool.imported !== 0 && pool.key === header.key) return this.#world.put(pools.handle(pool.id));
     }
-    const memory = this.#backing.adopt(fd, header);
+    const memory = this.#backing.adopt(header);
     try {
       this.#backing.map(memory, fd, header);
       const pool = this.#record(memory.id, header, header.device < 0 ? 0 : withAccess(0, header.device, READ_WRITE));

@@ -9,7 +9,7 @@ import { closeFd } from "../../os/fd.ts";
 import { cString, libc, systemError } from "../../os/libc.ts";
 import { createSharedMemory, mapMemory } from "../../os/memory.ts";
 import { CALLS } from "./calls.ts";
-import { fillBytes, now, readLink, sleepMicroseconds, toNumber, unmap } from "./native.ts";
+import { fillBytes, listNumbers, now, readLink, sleepMicroseconds, toNumber, unmap } from "./native.ts";
 import { cellsOf, type Row, Table, type TableShape } from "./table.ts";
 
 /**
@@ -27,7 +27,7 @@ export const EVENT_SLOT_BYTES = 32;
 const PUBLIC_SHAPES = {
   devices: { capacity: 16, fields: ["retainCount", "busyUntil", "defaultStream", "lostCode"] },
   /** One row for each piece of backing memory that this process keeps alive. */
-  memories: { capacity: 16384, fields: ["inode", "device", "reservedBytes", "fd", "address", "mappedBytes", "holders"] },
+  memories: { capacity: 16384, fields: ["key", "device", "reservedBytes", "fd", "address", "mappedBytes", "isOrphan"] },
 } as const satisfies Record<string, TableShape>;
 
 const PRIVATE_SHAPES = {
@@ -305,12 +305,14 @@ interface MappedForeignState extends ForeignState {
   readonly view: HostView;
 }
 
+/** A process that is new needs longer than this to take memory; those that are known are seen as they are now. */
+const LIST_AGE_MS = 20;
+
 /** The other simulated processes of this machine that this user may look at, as they are now. */
 export class ForeignStates {
   readonly #self: ProcessState;
   readonly #mapped = new Map<number, MappedForeignState>();
   #listedAt = -Infinity;
-  readonly #entries: NativeBlock = new NativeBlock(PAGE);
 
   constructor(self: ProcessState) {
     this.#self = self;
@@ -321,7 +323,7 @@ export class ForeignStates {
     if (mayBeOld && now() - this.#listedAt < LIST_AGE_MS) return [...this.#mapped.values()];
     this.#listedAt = now();
     const alive = new Set<number>();
-    for (const pid of this.#pids()) {
+    for (const pid of listNumbers("/proc")) {
       if (pid === this.#self.pid) continue;
       const found = findState(this.#self.machine, pid);
       if (found === undefined) continue;
@@ -350,40 +352,4 @@ export class ForeignStates {
     state.view.detach();
     unmap(state.address, PUBLIC_BYTES);
   }
-
-  /** The numbers in /proc. Read through libc: Deno needs a permission for its own way. */
-  #pids(): number[] {
-    const fd = libc().open(cString("/proc"), O_RDONLY_CLOEXEC, 0);
-    if (fd < 0) throw systemError("open", "Cannot look at /proc");
-    const pids: number[] = [];
-    const { bytes, view } = this.#entries;
-    try {
-      for (;;) {
-        const length = Number(libc().getdents64(fd, this.#entries.addressAt(0), toSize(PAGE)));
-        if (length <= 0) return pids;
-        for (let at = 0; at < length; at += view.getUint16(at + DIRENT_LENGTH, true)) {
-          const pid = parsePid(bytes, at + DIRENT_NAME);
-          if (pid > 0) pids.push(pid);
-        }
-      }
-    } finally {
-      closeFd(fd);
-    }
-  }
-}
-
-/** A process that is new needs longer than this to take memory; those that are known are seen as they are now. */
-const LIST_AGE_MS = 20;
-const O_RDONLY_CLOEXEC = 0o2000000;
-const DIRENT_LENGTH = 16;
-const DIRENT_NAME = 19;
-
-function parsePid(bytes: Uint8Array, at: number): number {
-  let value = 0;
-  for (; bytes[at] !== 0; at++) {
-    const digit = bytes[at] - 48;
-    if (digit < 0 || digit > 9) return 0;
-    value = value * 10 + digit;
-  }
-  return value;
 }

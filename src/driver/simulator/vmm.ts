@@ -245,7 +245,7 @@ export class VirtualMemory {
     if (header.kind !== PHYSICAL_MEMORY) return CUDA_ERROR_NOT_SUPPORTED;
     if (header.device >= 0 && this.#world.visibleDevice(header.device) === undefined) return CUDA_ERROR_INVALID_DEVICE;
     const copy = duplicate(fd);
-    return this.#record(this.#backing.adopt(copy, header, header.dataBytes, copy), header);
+    return this.#record(this.#backing.adopt(header, header.dataBytes, copy), header);
   }
 }
 
