@@ -1,5 +1,6 @@
 /** Compiling C with this machine's gcc, for the tools and the tests that compare this module with C. */
 import { spawnSync } from "node:child_process";
+import { createHash } from "node:crypto";
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -7,6 +8,8 @@ import process from "node:process";
 
 /** CC names another compiler (a cross compiler, too), CUDA_HOME or CUDA_PATH another toolkit. */
 const compiler = process.env.CC || "gcc";
+/** A folder that keeps libraries: compiled here (tools/build_test_libraries.ts), they are used where no compiler runs. */
+const libraryFolder = process.env.CUDA_IPC_TEST_LIBRARIES;
 const toolkits = [process.env.CUDA_HOME, process.env.CUDA_PATH, "/usr/local/cuda"];
 
 let found: boolean | undefined;
@@ -15,6 +18,12 @@ let found: boolean | undefined;
 export function skipWithoutCompiler(): string | false {
   found ??= spawnSync(compiler, ["--version"], { timeout: 20_000 }).status === 0;
   return found ? false : `no C compiler: "${compiler}" does not run`;
+}
+
+/** For a test that only calls a compiled library: the reason to skip where there is none, else false. */
+export function skipWithoutLibrary({ cudaHeader = false } = {}): string | false {
+  if (libraryFolder) return false;
+  return cudaHeader ? skipWithoutCudaHeader() : skipWithoutCompiler();
 }
 
 /** The folder that has cuda.h, or undefined. */
@@ -59,7 +68,9 @@ export function runCompiler(source: string, flags: readonly string[]): { ok: boo
 
 /** Compiles a shared library and gives its path; throws with the compiler's messages. */
 export function compileLibrary(source: string, flags: readonly string[] = []): string {
-  const output = freshPath(process.platform === "win32" ? ".dll" : ".so");
+  const name = createHash("sha256").update(JSON.stringify([source, flags])).digest("hex").slice(0, 16) + ".so";
+  const output = libraryFolder ? join(libraryFolder, name) : freshPath(".so");
+  if (libraryFolder && existsSync(output)) return output;
   const all = ["-shared", "-fPIC", "-O2", "-std=gnu11", "-Wall", "-Werror", "-o", output, ...flags];
   const { ok, messages } = runCompiler(source, all);
   if (!ok) throw new Error(`Cannot compile the C library:\n${messages}`);

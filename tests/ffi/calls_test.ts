@@ -14,12 +14,12 @@ import {
   toSize,
 } from "../../ffi/mod.ts";
 import { InvalidArgumentError, NotSupportedError } from "../../src/errors.ts";
-import { skipWithoutCompiler } from "../../tools/gcc.ts";
+import { skipWithoutLibrary } from "../../tools/gcc.ts";
 import { Random } from "../conformance/random.ts";
 import { collectGarbage } from "../helpers/garbage.ts";
 import { kept, library, libraryPath } from "./library.ts";
 
-const skip = skipWithoutCompiler();
+const skip = skipWithoutLibrary();
 const ROUNDS = 2000;
 const random = new Random(42);
 const longAll = (values: readonly (number | bigint)[]) => values.map((value) => BigInt.asUintN(64, BigInt(value)));

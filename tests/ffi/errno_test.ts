@@ -2,11 +2,11 @@ import { test } from "node:test";
 import { Worker } from "node:worker_threads";
 import { assertEquals } from "@std/assert";
 import { errno } from "../../ffi/mod.ts";
-import { skipWithoutCompiler } from "../../tools/gcc.ts";
+import { skipWithoutLibrary } from "../../tools/gcc.ts";
 import { collectGarbage } from "../helpers/garbage.ts";
 import { library, libraryPath } from "./library.ts";
 
-const skip = skipWithoutCompiler();
+const skip = skipWithoutLibrary();
 
 test("errno is what the call just made has left", { skip }, () => {
   const lib = library();

@@ -4,10 +4,10 @@ import { readdirSync, readFileSync } from "node:fs";
 import { assert, assertEquals, assertNotMatch, assertThrows } from "@std/assert";
 import * as ffi from "../../ffi/mod.ts";
 import { InvalidArgumentError } from "../../src/errors.ts";
-import { skipWithoutCompiler } from "../../tools/gcc.ts";
+import { skipWithoutLibrary } from "../../tools/gcc.ts";
 import { kept, library, libraryPath, SYMBOLS } from "./library.ts";
 
-const skip = skipWithoutCompiler();
+const skip = skipWithoutLibrary();
 
 // deno-lint-ignore no-explicit-any
 type Unchecked = any;

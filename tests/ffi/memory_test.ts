@@ -11,11 +11,11 @@ import {
   writeStruct,
 } from "../../ffi/mod.ts";
 import { ClosedError, InvalidArgumentError } from "../../src/errors.ts";
-import { skipWithoutCompiler } from "../../tools/gcc.ts";
+import { skipWithoutLibrary } from "../../tools/gcc.ts";
 import { collectGarbage } from "../helpers/garbage.ts";
 import { library } from "./library.ts";
 
-const skip = skipWithoutCompiler();
+const skip = skipWithoutLibrary();
 
 test("a block is zeroed, aligned to 16 bytes and rounded up to 8", () => {
   const block = new NativeBlock(20);
