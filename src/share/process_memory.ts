@@ -1,0 +1,123 @@
+/**
+ * Memory that all threads (Workers) of this process share, without a name that another process could find. Each thread has
+ * its own copy of this module, but there is one libcuda: what must be counted once for both lies here.
+ *
+ * It is mapped at one of a few fixed addresses, which the first thread to come takes; the others find it in the process's own
+ * list of mappings. A program that this process starts inherits nothing of it.
+ */
+import process from "node:process";
+import { addressFromBigInt, addressToBigInt, createHostView, toSize } from "../../ffi/mod.ts";
+import { NotSupportedError } from "../errors.ts";
+import { closeFd } from "../os/fd.ts";
+import { readTextFile } from "../os/file.ts";
+import { libc } from "../os/libc.ts";
+import { createSharedMemory } from "../os/memory.ts";
+
+const NAME = "cuda-ipc-process-1";
+const BYTES = 4 * 1024 * 1024;
+/** Below 2^38, so that they exist on every platform, and where programs have nothing. */
+const FIRST_ADDRESS = 0x2c_0da0_0000n;
+const CANDIDATES = 16;
+const PROT_READ_WRITE = 3;
+const MAP_SHARED = 1;
+const MAP_FIXED_NOREPLACE = 0x100000;
+
+const LOCK = 0; // a 64-bit word
+const PID = 1;
+const HEADER_WORDS = 8;
+const SPINS = 200;
+const SLEEP_US = 50;
+
+/** How many numbers there are for users. */
+export const PROCESS_CELLS: number = BYTES / 8 - HEADER_WORDS;
+
+class ProcessMemory {
+  /** Zero at first. Read and written under the lock. */
+  readonly cells: Float64Array<ArrayBuffer>;
+  readonly #words: BigInt64Array<ArrayBuffer>;
+  readonly #thread: bigint;
+
+  constructor(buffer: ArrayBuffer, thread: bigint) {
+    this.cells = new Float64Array(buffer, 8 * HEADER_WORDS);
+    this.#words = new BigInt64Array(buffer, 0, HEADER_WORDS);
+    this.#thread = thread;
+  }
+
+  /** Runs something while no other thread does. A lock whose thread has ended (a terminated Worker) is taken over. */
+  locked<T>(body: () => T): T {
+    this.#lock();
+    try {
+      return body();
+    } finally {
+      Atomics.store(this.#words, LOCK, 0n);
+    }
+  }
+
+  #lock(): void {
+    for (let spins = 0;; spins++) {
+      const holder = Atomics.compareExchange(this.#words, LOCK, 0n, this.#thread);
+      if (holder === 0n) return;
+      if (spins < SPINS) continue;
+      if (!isRunning(holder) && Atomics.compareExchange(this.#words, LOCK, holder, this.#thread) === holder) return;
+      libc().usleep(SLEEP_US);
+    }
+  }
+
+  /** Whether it is this process's own: a forked child has its parent's. */
+  claimPid(pid: number): boolean {
+    const holder = Atomics.compareExchange(this.#words, PID, 0n, BigInt(pid));
+    return holder === 0n || holder === BigInt(pid);
+  }
+}
+
+// ---- threads: a number is used again, its start time tells
+
+const START_BITS = 40n;
+
+/** A number that no other thread of this process has had. */
+function threadIdentity(tid: number): bigint | undefined {
+  const stat = readTextFile(`/proc/self/task/${tid}/stat`);
+  if (stat === undefined) return undefined;
+  const start = stat.slice(stat.lastIndexOf(")") + 2).split(" ")[22 - 3];
+  return (BigInt(tid) << START_BITS) | (BigInt(start) & ((1n << START_BITS) - 1n));
+}
+
+function isRunning(identity: bigint): boolean {
+  return threadIdentity(Number(identity >> START_BITS)) === identity;
+}
+
+// ---- finding it
+
+let opened: ProcessMemory | undefined;
+
+/** This process's memory. */
+export function processMemory(): ProcessMemory {
+  return opened ??= open();
+}
+
+function open(): ProcessMemory {
+  if (process.platform !== "linux") return new ProcessMemory(new ArrayBuffer(BYTES), 1n); // this thread's own
+  const thread = threadIdentity(libc().gettid())!;
+  const fd = createSharedMemory(NAME, BYTES);
+  try {
+    for (let candidate = 0n; candidate < CANDIDATES; candidate++) {
+      const address = FIRST_ADDRESS + candidate * BigInt(BYTES);
+      const flags = MAP_SHARED | MAP_FIXED_NOREPLACE;
+      const mapped = libc().mmap(addressFromBigInt(address), toSize(BYTES), PROT_READ_WRITE, flags, fd, toSize(0));
+      if (addressToBigInt(mapped) !== address && !isOurs(address)) continue;
+      const memory = new ProcessMemory(createHostView(addressFromBigInt(address), BYTES).bytes.buffer, thread);
+      if (memory.claimPid(libc().getpid())) return memory;
+    }
+  } finally {
+    closeFd(fd);
+  }
+  throw new NotSupportedError("Cannot count imports: all addresses for the memory that the threads of a process share are taken");
+}
+
+/** Whether another thread has mapped it there. Asked of the system, since a wrong guess would be a read of foreign memory. */
+function isOurs(address: bigint): boolean {
+  const start = `${address.toString(16)}-${(address + BigInt(BYTES)).toString(16)} rw-s `;
+  return (readTextFile("/proc/self/maps") ?? "").split("\n").some((line) =>
+    line.startsWith(start) && line.includes(`/memfd:${NAME} `)
+  );
+}
