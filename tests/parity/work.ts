@@ -2,7 +2,7 @@
 import { type Address, toSize } from "../../ffi/mod.ts";
 import { check } from "../../src/driver/check.ts";
 import type { CudaDriver } from "../../src/driver/driver.ts";
-import { simulatorControl } from "../../src/driver/simulator/mod.ts";
+import { occupyStream } from "../../src/driver/simulator/mod.ts";
 
 const MAX_FILL_BYTES = 8 * 2 ** 30;
 
@@ -15,7 +15,7 @@ interface Filler {
 let filler: Filler | undefined;
 
 export function keepBusy(driver: CudaDriver, stream: Address, ms: number): void {
-  if (driver.kind === "simulator") return simulatorControl(driver).occupyStream(stream, ms);
+  if (driver.kind === "simulator") return occupyStream(driver, stream, ms);
   filler ??= createFiller(driver, stream);
   for (let fills = Math.ceil(ms / filler.ms); fills > 0; fills--) fill(driver, filler, stream);
 }

@@ -1,7 +1,6 @@
 /** What tests do with the simulator: faults, reports, resets. */
 import { test } from "node:test";
 import { assert, assertEquals, assertThrows } from "@std/assert";
-import { addressFromBigInt } from "../../ffi/mod.ts";
 import { CALLS } from "../../src/driver/simulator/calls.ts";
 import { parseFaults } from "../../src/driver/simulator/faults.ts";
 import { simulatorControl } from "../../src/driver/simulator/mod.ts";
@@ -95,7 +94,7 @@ test("the syntax of faults", () => {
 });
 
 test("wrong uses of the control are errors", () => {
-  const { control } = local();
+  const { control, occupyStream } = local();
   for (
     const bad of [
       { call: "cuNothing", code: 2 },
@@ -109,7 +108,7 @@ test("wrong uses of the control are errors", () => {
   ) assertThrows(() => control.injectFault(bad as never), InvalidArgumentError);
   assertThrows(() => control.occupyDevice(7, 10), InvalidArgumentError);
   assertThrows(() => control.occupyDevice(0, -1), InvalidArgumentError);
-  assertThrows(() => control.occupyStream(addressFromBigInt(0n), NaN), InvalidArgumentError);
+  assertThrows(() => occupyStream(0n, NaN), InvalidArgumentError);
   assertThrows(() => control.loseContext(9), InvalidArgumentError);
   assertThrows(() => simulatorControl({ kind: "cuda" } as never), InvalidArgumentError);
 });

@@ -1,7 +1,6 @@
 /** Memory pools of the simulator: the rows "Pools (exporter)" and "Pools (importer)" of docs/driver-behaviour.md. */
 import { test } from "node:test";
 import { assert, assertEquals, assertNotEquals } from "@std/assert";
-import { addressFromBigInt } from "../../ffi/mod.ts";
 import { discardFds } from "../../src/os/fd.ts";
 import { currentRuntime, otherRuntime, skipWithout } from "../helpers/runtimes.ts";
 import { local } from "./local.ts";
@@ -100,11 +99,11 @@ test("attributes count what is reserved and used, and a synchronization gives ba
 });
 
 test("what is being freed can be had at once on the same stream, later on others", async () => {
-  const { session, control } = local();
+  const { session, occupyStream } = local();
   const [stream, other] = [await session.start(), await session.start()];
   const pool = await session.createPool();
   const pointer = await session.allocate(pool, MiB, stream);
-  control.occupyStream(addressFromBigInt(stream), 200);
+  occupyStream(stream, 200);
   await session.do("memFreeAsync", address(pointer), address(stream));
   assertEquals(await session.code("memFreeAsync", address(pointer), address(stream)), 1);
   const elsewhere = await session.allocate(pool, MiB, other);

@@ -2,7 +2,7 @@
 import { Buffer } from "node:buffer";
 import { addressFromBigInt, addressToBigInt, createHostView, NativeBlock, toSize } from "../../ffi/mod.ts";
 import type { CudaDriver } from "../../src/driver/driver.ts";
-import { simulatorControl, type SimulatorReport } from "../../src/driver/simulator/mod.ts";
+import { occupyStream, simulatorControl, type SimulatorReport } from "../../src/driver/simulator/mod.ts";
 import { closeFd, isCloseOnExec } from "../../src/os/fd.ts";
 import { cString, libc } from "../../src/os/libc.ts";
 import { createSharedMemory, mapMemory } from "../../src/os/memory.ts";
@@ -112,7 +112,7 @@ export class Executor {
       case "openFdOf": // pid, fd -> fd: shared memory only
         return answer(0, long(openFdOf(a, b)));
       case "occupyStream": // stream, milliseconds
-        simulatorControl(this.#driver).occupyStream(a, b);
+        occupyStream(this.#driver, a, b);
         return answer(0);
       case "loseContext": // ordinal
         simulatorControl(this.#driver).loseContext(a);

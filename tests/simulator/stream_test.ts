@@ -1,7 +1,6 @@
 /** Streams, events and fences of the simulator: order, time, what blocks, and what another process sees. */
 import { test } from "node:test";
 import { assert, assertEquals, assertGreater, assertGreaterOrEqual, assertLess } from "@std/assert";
-import { addressFromBigInt } from "../../ffi/mod.ts";
 import { discardFds } from "../../src/os/fd.ts";
 import { currentRuntime, otherRuntime, skipWithout } from "../helpers/runtimes.ts";
 import { local } from "./local.ts";
@@ -22,12 +21,12 @@ async function elapsed(action: () => Promise<unknown>): Promise<number> {
 }
 
 test("work takes the time it was told to take, in order, and its effect comes at its end", async () => {
-  const { session, control } = local();
+  const { session, occupyStream } = local();
   const stream = await session.start();
   const pool = await session.createPool();
   const pointer = await session.allocate(pool, 4096, stream);
   await session.fill(pointer, 1, 4096, stream);
-  control.occupyStream(addressFromBigInt(stream), 200);
+  occupyStream(stream, 200);
   const enqueued = await elapsed(async () => await session.fill(pointer, 2, 4096, stream));
   assertLess(enqueued, 190);
   assertEquals(await session.code("streamQuery", address(stream)), 600);
@@ -44,9 +43,9 @@ test("work takes the time it was told to take, in order, and its effect comes at
 });
 
 test("a timer moves the work on when nobody calls", async () => {
-  const { session, control } = local();
+  const { session, control, occupyStream } = local();
   const stream = await session.start();
-  control.occupyStream(addressFromBigInt(stream), 10);
+  occupyStream(stream, 10);
   assertEquals(control.report().pendingWork, 1);
   await pause(60);
   assertEquals(await session.code("streamQuery", address(stream)), 0);
@@ -79,7 +78,7 @@ test("a busy device starts nothing; faults can make work slow, by call and numbe
 });
 
 test("events: complete before any record, 600 while busy, waits across streams, elapsed time", async () => {
-  const { session, control } = local();
+  const { session, occupyStream } = local();
   const [first, second] = [await session.start(), await session.start()];
   assertEquals(await session.code("eventCreate", INTERPROCESS), 1);
   const start = (await session.do("eventCreate", 0)).address;
@@ -90,7 +89,7 @@ test("events: complete before any record, 600 while busy, waits across streams, 
   assertEquals(await session.code("ipcGetEventHandle", address(start)), 400);
 
   await session.do("eventRecord", address(start), address(first));
-  control.occupyStream(addressFromBigInt(first), 150);
+  occupyStream(first, 150);
   await session.do("eventRecord", address(end), address(first));
   assertEquals(await session.code("eventQuery", address(end)), 600);
   assertEquals(await session.code("eventElapsedTime", address(start), address(end)), 600);
@@ -108,18 +107,18 @@ test("events: complete before any record, 600 while busy, waits across streams, 
 });
 
 test("the default stream and blocking streams wait for each other; non-blocking ones do not", async () => {
-  const { session, control } = local();
+  const { session, occupyStream } = local();
   const nonBlocking = await session.start();
   const blocking = (await session.do("streamCreateWithPriority", 0, 0)).address;
   const host = (await session.do("memHostAlloc", size(4096), 0)).address;
-  control.occupyStream(addressFromBigInt(blocking), 150);
+  occupyStream(blocking, 150);
   await session.do("memsetD8Async", address(host), 1, size(1), address(0n));
   assertEquals(await session.code("streamQuery", address(0n)), 600);
   await session.do("memsetD8Async", address(host), 1, size(1), address(nonBlocking));
   assertEquals(await session.code("streamQuery", address(nonBlocking)), 0);
   await session.do("streamSynchronize", address(0n));
   assertEquals(await session.code("streamQuery", address(blocking)), 0);
-  control.occupyStream(addressFromBigInt(0n), 150);
+  occupyStream(0n, 150);
   await session.do("memsetD8Async", address(host), 1, size(1), address(blocking));
   assertEquals(await session.code("streamQuery", address(blocking)), 600);
   await session.do("memFreeHost", address(host));
@@ -127,7 +126,7 @@ test("the default stream and blocking streams wait for each other; non-blocking 
 });
 
 test("which calls wait for queued work, and which do not", async () => {
-  const { session, control } = local();
+  const { session, control, occupyStream } = local();
   const stream = await session.start();
   const busy = (await session.do("streamCreateWithPriority", 1, 0)).address;
   const pool = await session.createPool();
@@ -140,7 +139,7 @@ test("which calls wait for queued work, and which do not", async () => {
   const data = (await session.do("memPoolExportPointer", address(own))).opaque;
 
   async function blocks(method: string, ...args: Parameters<typeof session.call> extends [unknown, ...infer A] ? A : never) {
-    control.occupyStream(addressFromBigInt(busy), 40);
+    occupyStream(busy, 40);
     const before = blockedCalls();
     await session.do(method, ...args);
     const hasBlocked = blockedCalls() > before;
@@ -177,13 +176,13 @@ test("which calls wait for queued work, and which do not", async () => {
 });
 
 test("pageable memory is staged: what the caller writes after the call is not copied", async () => {
-  const { session, control } = local();
+  const { session, occupyStream } = local();
   const stream = await session.start();
   const pool = await session.createPool();
   const pointer = await session.allocate(pool, 4096, stream);
   const host = (await session.do("hostBlock", 4096)).address;
   await session.do("writeHost", address(host), bytes(new Uint8Array(4096).fill(5)));
-  control.occupyStream(addressFromBigInt(stream), 100);
+  occupyStream(stream, 100);
   await session.do("memcpyHtoDAsync", address(pointer), address(host), size(4096), address(stream));
   await session.do("writeHost", address(host), bytes(new Uint8Array(4096).fill(6)));
   assert(await session.isFilled(pointer, 5, 4096, stream));
@@ -281,7 +280,7 @@ for (const runtime of [currentRuntime, otherRuntime]) {
   });
 
   test(`interprocess events between this process and one in ${runtime}`, { skip }, async () => {
-    const { session, control } = local();
+    const { session, occupyStream } = local();
     await using peer = await Peer.start(runtime);
     const [stream, peerStream] = [await session.start(), await peer.start()];
     const event = (await session.do("eventCreate", INTERPROCESS | DISABLE_TIMING)).address;
@@ -294,7 +293,7 @@ for (const runtime of [currentRuntime, otherRuntime]) {
     assertEquals(await peer.code("ipcGetEventHandle", address(opened)), 400);
     assertEquals(await peer.code("eventElapsedTime", address(opened), address(again)), 400);
 
-    control.occupyStream(addressFromBigInt(stream), 300);
+    occupyStream(stream, 300);
     await session.do("eventRecord", address(event), address(stream));
     assertEquals(await peer.code("eventQuery", address(opened)), 600);
     await peer.do("streamWaitEvent", address(peerStream), address(opened), 0);

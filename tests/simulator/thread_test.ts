@@ -1,7 +1,6 @@
 /** Threads of one process share one simulated driver; the current context is each thread's own. */
 import { test } from "node:test";
 import { assert, assertEquals } from "@std/assert";
-import { addressFromBigInt } from "../../ffi/mod.ts";
 import { local } from "./local.ts";
 import { address, size } from "./session.ts";
 import { Thread } from "./thread.ts";
@@ -9,12 +8,12 @@ import { Thread } from "./thread.ts";
 const MiB = 2 ** 20;
 
 test("a thread uses the objects of another, and sees its work", async () => {
-  const { session, control } = local();
+  const { session, occupyStream } = local();
   await using thread = await Thread.start();
   const stream = await session.start();
   const pool = await session.createPool();
   const pointer = await session.allocate(pool, MiB, stream);
-  control.occupyStream(addressFromBigInt(stream), 300);
+  occupyStream(stream, 300);
   await session.fill(pointer, 4, MiB, stream);
   assertEquals(await thread.code("streamQuery", address(stream)), 600);
   assert(await thread.isFilled(pointer, 4, MiB, stream));
@@ -80,10 +79,10 @@ test("a thread without a current context: what works and what gives 201", async 
 });
 
 test("a blocked thread lets others call", async () => {
-  const { session, control } = local();
+  const { session, occupyStream } = local();
   await using thread = await Thread.start();
   const stream = await session.start();
-  control.occupyStream(addressFromBigInt(stream), 1000);
+  occupyStream(stream, 1000);
   thread.post("streamSynchronize", address(stream));
   const start = performance.now();
   for (let calls = 0; calls < 20; calls++) assertEquals(await session.code("streamQuery", address(stream)), 600);

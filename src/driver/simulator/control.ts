@@ -1,52 +1,18 @@
-/** What tests do with the simulator besides calling it: make devices busy, inject faults, look at what is left, start anew. */
+/** How tests make devices busy, inject faults, look at what is left, and start anew. */
 import type { Address } from "../../../ffi/mod.ts";
 import { InvalidArgumentError } from "../../errors.ts";
 import { CUDA_ERROR_LAUNCH_FAILED } from "../results.ts";
 import type { Backing } from "./backing.ts";
-import { CALLS, type DriverCall } from "./calls.ts";
-import type { Fault } from "./faults.ts";
+import { callNumber, CALLS } from "./calls.ts";
 import { now, toNumber, unmap } from "./native.ts";
 import { BUSY } from "./queue.ts";
 import { HOST, LEGACY_IMPORT, PLAIN, POOL, POOL_IMPORT, REGISTERED, VIRTUAL } from "./ranges.ts";
+import type { SimulatorControl, SimulatorFault, SimulatorReport } from "./simulator_control.ts";
 import type { Streams } from "./stream.ts";
 import type { World } from "./world.ts";
 
-/** What a process has of the simulated driver. All threads of the process count together. */
-export interface SimulatorReport {
-  /** The name of the simulated machine: CUDA_IPC_SIM_MACHINE when the process opened the simulator first. */
-  readonly machine: string;
-  /** How many objects of each kind exist now. */
-  readonly liveObjects: {
-    /** Devices whose primary context is retained. */
-    readonly contexts: number;
-    readonly streams: number;
-    readonly events: number;
-    readonly importedEvents: number;
-    readonly pools: number;
-    /** The driver has no way to close these. */
-    readonly importedPools: number;
-    readonly poolAllocations: number;
-    readonly poolImports: number;
-    /** From cuMemAlloc. */
-    readonly deviceAllocations: number;
-    readonly legacyImports: number;
-    /** From cuMemHostAlloc. */
-    readonly hostAllocations: number;
-    readonly hostRegistrations: number;
-    /** From cuMemCreate, its own and imported ones. */
-    readonly physicalMemories: number;
-    readonly addressReservations: number;
-    readonly mappings: number;
-  };
-  /** Work that is queued and not done. */
-  readonly pendingWork: number;
-  /** How often each driver function was called. */
-  readonly calls: Partial<Record<DriverCall, number>>;
-  /** How often each driver function had to wait for queued work, and so blocked its thread. */
-  readonly blockedCalls: Partial<Record<DriverCall, number>>;
-}
-
-export class SimulatorControl {
+/** See the interface for what each method does. */
+export class Control implements SimulatorControl {
   readonly #world: World;
   readonly #backing: Backing;
   readonly #streams: Streams;
@@ -67,11 +33,10 @@ export class SimulatorControl {
     }
   }
 
-  /** Makes calls of this process fail, kill it, or queue work that takes long. */
-  injectFault(fault: Fault): void {
+  injectFault(fault: SimulatorFault): void {
     const effects = [fault.code, fault.kill, fault.workMs].filter((effect) => effect !== undefined).length;
     if (effects !== 1) throw invalid("inject a fault", "code, kill and workMs", `${effects} of them`, "exactly one");
-    if (fault.call !== "*" && !CALLS.includes(fault.call)) {
+    if (fault.call !== "*" && callNumber(fault.call) === 0) {
       throw invalid("inject a fault", "call", fault.call, 'the name of a driver function, such as "cuMemPoolCreate", or "*"');
     }
     checkNumber("inject a fault", "code", fault.code ?? 0, 0);
@@ -81,12 +46,10 @@ export class SimulatorControl {
     this.#locked(() => this.#world.faults.arm(fault));
   }
 
-  /** Ends all injected faults, those from CUDA_IPC_SIM_FAULTS too. */
   clearFaults(): void {
     this.#locked(() => this.#world.faults.disarm());
   }
 
-  /** A device (by ordinal) does nothing for this process for so long, from now or from the end of an earlier such time. */
   occupyDevice(ordinal: number, ms: number): void {
     const device = this.#world.machine.devices[ordinal];
     const last = this.#world.machine.devices.length - 1;
@@ -104,7 +67,6 @@ export class SimulatorControl {
     this.#locked(() => this.#world.queue.enqueue(this.#streams.resolve(toNumber(stream)), BUSY, {}, ms));
   }
 
-  /** A device's context is lost, as after a failed kernel: queued work is dropped, and every use of it gives `code`. */
   loseContext(ordinal: number, code: number = CUDA_ERROR_LAUNCH_FAILED): void {
     const device = this.#world.machine.devices[ordinal];
     const last = this.#world.machine.devices.length - 1;
@@ -113,12 +75,10 @@ export class SimulatorControl {
     this.#locked(() => this.#world.queue.loseContext(device.index, code));
   }
 
-  /** Drops all queued work of this process undone, such as waits that will never end. */
   dropWork(): void {
     this.#locked(() => this.#world.queue.clearAll());
   }
 
-  /** What this process has now, and what it has called since the last reset. */
   report(): SimulatorReport {
     return this.#locked(() => {
       const { tables } = this.#world;
@@ -149,9 +109,9 @@ export class SimulatorControl {
     });
   }
 
-  #counts(field: "count" | "blocked"): Partial<Record<DriverCall, number>> {
+  #counts(field: "count" | "blocked"): Record<string, number> {
     const { calls } = this.#world.tables;
-    const counts: Partial<Record<DriverCall, number>> = {};
+    const counts: Record<string, number> = {};
     CALLS.forEach((name, index) => {
       const value = calls.get(index + 1, field);
       if (value > 0) counts[name] = value;
@@ -159,10 +119,6 @@ export class SimulatorControl {
     return counts;
   }
 
-  /**
-   * Ends every object of this process, in all of its threads, drops queued work and injected faults, and sets the counts
-   * to 0, as if the process had just started. Nobody may use objects from before.
-   */
   reset(): void {
     this.#world.state.lock();
     try {

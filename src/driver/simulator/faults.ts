@@ -1,26 +1,11 @@
 /** Faults that tests ask for: a call that fails, kills, or whose work takes long; at which of its calls, and how often. */
 import { environmentVariable } from "../../../ffi/mod.ts";
 import { InvalidArgumentError } from "../../errors.ts";
-import { callNumber, type DriverCall } from "./calls.ts";
+import { callNumber } from "./calls.ts";
+import type { SimulatorFault } from "./simulator_control.ts";
 import type { ProcessState } from "./state.ts";
 
 const VARIABLE = "CUDA_IPC_SIM_FAULTS";
-
-/** What happens to a call. Exactly one of `code`, `kill` and `workMs` is given. */
-export interface Fault {
-  /** The driver function, or `"*"` for any. */
-  readonly call: DriverCall | "*";
-  /** The call does nothing and gives this CUresult. */
-  readonly code?: number;
-  /** The process dies of SIGKILL in the call, before it has done anything. */
-  readonly kill?: true;
-  /** The call works, and the work that it queues takes so many milliseconds. */
-  readonly workMs?: number;
-  /** Which call from now on is the first to be met; 1, the next one, by default. */
-  readonly at?: number;
-  /** How many calls are met; by default 1, or all when `at` is left out too. */
-  readonly count?: number;
-}
 
 /** What `Faults.next` gives in place of a code. */
 export const NO_FAULT = -1;
@@ -42,7 +27,7 @@ export class Faults {
     for (const fault of parseFaults(environmentVariable(VARIABLE) ?? "")) this.arm(fault);
   }
 
-  arm(fault: Fault): void {
+  arm(fault: SimulatorFault): void {
     const { at, count = at === undefined ? Infinity : 1 } = fault;
     const call = fault.call === "*" ? 0 : callNumber(fault.call);
     const from = this.#counter(call) + (at ?? 1);
@@ -81,7 +66,7 @@ const ENTRY = /^(\*|cu\w+)(?:@(\d+)(-(\d*))?)?=(?:(\d+)|(\d+(?:\.\d+)?)ms|(kill)
  * Reads `call=effect` entries, separated by `;`. A call is a name or `*`, with `@3` for its third call, `@3-5` or `@3-` for a
  * range; the effect is a CUresult number, a time such as `100ms` that its work takes, or `kill`.
  */
-export function parseFaults(text: string): Fault[] {
+export function parseFaults(text: string): SimulatorFault[] {
   return text.split(";").map((entry) => entry.trim()).filter((entry) => entry !== "").map((entry) => {
     const match = ENTRY.exec(entry);
     if (match === null || (match[1] !== "*" && callNumber(match[1]) === 0)) {
@@ -94,7 +79,7 @@ export function parseFaults(text: string): Fault[] {
     const at = first === undefined ? undefined : Number(first);
     const count = at === undefined || range === undefined ? undefined : last === "" ? Infinity : Number(last) - at + 1;
     return {
-      call: call as Fault["call"],
+      call,
       ...(kill === undefined ? {} : { kill: true as const }),
       ...(code === undefined ? {} : { code: Number(code) }),
       ...(workMs === undefined ? {} : { workMs: Number(workMs) }),

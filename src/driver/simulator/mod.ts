@@ -4,18 +4,17 @@
  *
  * @module
  */
+import type { Address } from "../../../ffi/mod.ts";
 import { InvalidArgumentError } from "../../errors.ts";
 import type { CudaDriver, Driver } from "../driver.ts";
-import type { SimulatorControl } from "./control.ts";
+import type { Control } from "./control.ts";
 import { readMachine } from "./machine.ts";
+import type { SimulatorControl } from "./simulator_control.ts";
 import { SimulatedDriver } from "./simulator.ts";
 import { ProcessState } from "./state.ts";
 import { World } from "./world.ts";
 
-export type { DriverCall } from "./calls.ts";
-export type { SimulatorControl, SimulatorReport } from "./control.ts";
-export type { Fault } from "./faults.ts";
-export type { ProfileName } from "./profiles.ts";
+export type { SimulatorControl, SimulatorFault, SimulatorObjects, SimulatorReport } from "./simulator_control.ts";
 
 /** Opens the simulator for this thread. All threads of a process share one simulated driver. */
 export function createSimulator(): CudaDriver {
@@ -29,6 +28,15 @@ export function createSimulator(): CudaDriver {
  * @throws {InvalidArgumentError} when `driver` is not the simulator.
  */
 export function simulatorControl(driver: Driver): SimulatorControl {
+  return controlOf(driver);
+}
+
+/** Queues work on a stream, by its driver handle, that does nothing and takes so long. */
+export function occupyStream(driver: Driver, stream: Address, ms: number): void {
+  controlOf(driver).occupyStream(stream, ms);
+}
+
+function controlOf(driver: Driver): Control {
   if (driver instanceof SimulatedDriver) return driver.control;
   throw new InvalidArgumentError('Cannot control the simulator: the driver is not one, expected openDriver("simulator")');
 }

@@ -127,11 +127,6 @@ const PROFILES = {
   },
 } as const satisfies Readonly<Record<string, Profile>>;
 
-/** The name of a simulated machine. */
-export type ProfileName = keyof typeof PROFILES;
-
-export const PROFILE_NAMES: readonly ProfileName[] = Object.keys(PROFILES) as ProfileName[];
-
 /** The machine that CUDA_IPC_SIM_PROFILE names; several names, separated by commas, add up. */
 export function readProfile(): Profile {
   const names = (environmentVariable(VARIABLE) ?? "").split(",").map((name) => name.trim()).filter((name) => name !== "");
@@ -139,10 +134,10 @@ export function readProfile(): Profile {
   for (const name of names) {
     if (!Object.hasOwn(PROFILES, name)) {
       throw new InvalidArgumentError(
-        `Cannot open the simulator: ${VARIABLE} has "${name}", expected ${PROFILE_NAMES.join(", ")}`,
+        `Cannot open the simulator: ${VARIABLE} has "${name}", expected ${Object.keys(PROFILES).join(", ")}`,
       );
     }
-    const next: Profile = PROFILES[name as ProfileName];
+    const next: Profile = PROFILES[name as keyof typeof PROFILES];
     profile = {
       ...profile,
       ...next,

@@ -7,7 +7,7 @@ import { CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT
 import { OPAQUE_BYTES } from "../structs.ts";
 import { Backing } from "./backing.ts";
 import { callNumber, type DriverCall } from "./calls.ts";
-import { SimulatorControl } from "./control.ts";
+import { Control } from "./control.ts";
 import { Copies } from "./copy.ts";
 import { Devices } from "./device.ts";
 import { Events } from "./event.ts";
@@ -32,7 +32,7 @@ const MEMORY_ERRNOS = ["ENOMEM", "ENOSPC"];
 export class SimulatedDriver implements CudaDriver {
   readonly kind = "simulator" as const;
   readonly out: NativeBlock;
-  readonly control: SimulatorControl;
+  readonly control: Control;
   readonly #world: World;
   readonly #devices: Devices;
   readonly #streams: Streams;
@@ -56,7 +56,7 @@ export class SimulatedDriver implements CudaDriver {
     this.#copies = new Copies(world, this.#pools, this.#streams);
     this.#virtual = new VirtualMemory(world, backing);
     this.#legacy = new LegacyHandles(world, backing, this.#allocations);
-    this.control = new SimulatorControl(world, backing, this.#streams);
+    this.control = new Control(world, backing, this.#streams);
     world.faults.armFromEnvironment();
   }
 
