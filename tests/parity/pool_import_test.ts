@@ -253,6 +253,20 @@ test("POOL-IMP-22 memory of a destroyed pool stays in use until its importer has
   assert(await eventually(async () => !isMuch(before - await exporter.freeBytes())), "the memory has come back");
 });
 
+test("POOL-IMP-24 an open descriptor keeps the memory of a destroyed pool that was imported", async () => {
+  await using exporter = await startLocal();
+  await using importer = await startPeer();
+  const before = await exporter.freeBytes();
+  const { pool, exportedFd, address } = await shareAllocation(exporter, importer, { byteLength: MUCH });
+  await importer.kill();
+  await exporter.free(address);
+  await exporter.do("memPoolDestroy", pool);
+  await new Promise((resolve) => setTimeout(resolve, 1000));
+  assert(isMuch(before - await exporter.freeBytes()), "the descriptor keeps the memory");
+  await exporter.closeFd(exportedFd);
+  assert(await eventually(async () => !isMuch(before - await exporter.freeBytes())), "the memory has come back");
+});
+
 test("POOL-IMP-23 10,000 imports and frees leave no descriptor and no memory behind", async () => {
   await using exporter = await startLocal();
   await using importer = await startPeer();
