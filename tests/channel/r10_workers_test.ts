@@ -5,7 +5,7 @@ import process from "node:process";
 import { test } from "node:test";
 import { Worker } from "node:worker_threads";
 import { ClosedError, MemoryPool } from "../../mod.ts";
-import { whileImporting } from "../../src/share/import_registry.ts";
+import type { whileImporting } from "../../src/share/import_registry.ts";
 import { makeFolder, Pair, Peer, sleep, type Toolkit, toolkit } from "./harness.ts";
 
 type WorkerToolkit = Toolkit & { whileImporting: typeof whileImporting };
