@@ -9,7 +9,7 @@ import type { AllocationHandle, BufferDescriptor } from "../../mod.ts";
 import { closeFd } from "../../src/os/fd.ts";
 import { Listener } from "../../src/os/socket.ts";
 import { receiveMessage, sendMessage, until } from "../core/messages.ts";
-import { currentRuntime, type Runtime, runtimePath, spawnRuntime } from "../helpers/runtimes.ts";
+import { currentRuntime, type Runtime, runtimePath, type SpawnOptions, spawnRuntime } from "../helpers/runtimes.ts";
 
 /** Whether the tests run on the real driver. */
 export const onGpu: boolean = (process.env.CUDA_IPC_DRIVER ?? "cuda") === "cuda";
@@ -41,11 +41,11 @@ export interface Peer extends AsyncDisposable {
 export async function startPeer(
   runtime: Runtime,
   env: Readonly<Record<string, string | undefined>> = {},
-  timeoutMs = 50_000,
+  { timeoutMs = 50_000, flags }: Pick<SpawnOptions, "timeoutMs" | "flags"> = {},
 ): Promise<Peer> {
   const folder = mkdtempSync(`${tmpdir()}/cuda-ipc-`);
   const listener = Listener.open(`${folder}/socket`);
-  const child = spawnRuntime(runtime, PROGRAM, [listener.path], { env, timeoutMs });
+  const child = spawnRuntime(runtime, PROGRAM, [listener.path], { env, timeoutMs, flags });
   let ended = false;
   void child.exited.then(() => ended = true);
   const orEnd = async <T>(what: Promise<T>): Promise<T> => {

@@ -1,5 +1,5 @@
 /** Another process that opens and uses buffers as it is told: the other side of `peer.ts`. */
-import { readdirSync } from "node:fs";
+import { readdirSync, readlinkSync } from "node:fs";
 import process from "node:process";
 import {
   AllocationHandle,
@@ -11,9 +11,10 @@ import {
   legacy,
   MemoryPool,
 } from "../../mod.ts";
-import { closeFd } from "../../src/os/fd.ts";
+import { closeFd, duplicateFd } from "../../src/os/fd.ts";
 import { connectSocket } from "../../src/os/socket.ts";
-import { collectGarbage } from "../helpers/garbage.ts";
+import { openAllocators } from "./allocators.ts";
+import { measureMemory } from "./measure_memory.ts";
 import { receiveMessage, sendMessage, until } from "../core/messages.ts";
 
 const socket = await until(() => connectSocket(process.argv[2]));
@@ -27,6 +28,17 @@ function here(): { device: Device; stream: CudaStream } {
     opened = { device, stream: device.createStream() };
   }
   return opened;
+}
+
+/** What each descriptor is, so that a leak can be named. */
+function openFds(): string[] {
+  return readdirSync("/proc/self/fd").flatMap((fd) => {
+    try {
+      return [readlinkSync(`/proc/self/fd/${fd}`).replace(/\d{2,}/g, "#")];
+    } catch {
+      return []; // the one that the listing itself had open
+    }
+  }).sort();
 }
 
 /** Takes what came beside the message over. */
@@ -105,19 +117,35 @@ async function act(message: any, fds: readonly number[]): Promise<unknown> {
     case "descriptor":
       return buffer.ipcDescriptor;
     case "fds":
-      return readdirSync("/proc/self/fd").length;
+      // Deno opens two sockets of its own some time after its start
+      while (performance.now() < 1500) await new Promise((resolve) => setTimeout(resolve, 100));
+      return openFds();
     case "openAndFree": { // many at once; a handle for each that is virtual
       for (const [index, json] of message.descriptors.entries()) {
         open("cycle", message.pool, BufferDescriptor.fromJSON(json), fds.slice(index, index + 1)).close();
       }
       return null;
     }
-    case "memory":
-      for (let i = 0; i < 3; i++) {
-        collectGarbage();
-        await new Promise((resolve) => setTimeout(resolve, 20));
+    case "repeatExport": { // the exporter's half of the same
+      using here = openAllocators();
+      for (let i = 0; i < message.count; i++) {
+        const made = here.allocate(message.kind, message.byteLength);
+        void made.ipcDescriptor;
+        if (message.kind === "virtual") { for (const handle of made.exportHandles()) handle.close(); }
+        await made.closeAsync();
       }
-      return process.memoryUsage().rss;
+      return null;
+    }
+    case "repeat": { // one after the other, without messages in between
+      const descriptor = BufferDescriptor.fromJSON(message.descriptor);
+      for (let i = 0; i < message.count; i++) {
+        await open("cycle", message.pool, descriptor, fds.map((fd) => duplicateFd(fd))).closeAsync();
+      }
+      fds.forEach(closeFd);
+      return null;
+    }
+    case "memory":
+      return await measureMemory();
   }
   throw new Error(`cannot ${message.do}`);
 }
