@@ -12,12 +12,13 @@ const compiler = process.env.CC || "gcc";
 const libraryFolder = process.env.CUDA_IPC_TEST_LIBRARIES;
 const toolkits = [process.env.CUDA_HOME, process.env.CUDA_PATH, "/usr/local/cuda"];
 
-let found: boolean | undefined;
+const found = new Map<string, boolean>();
 
 /** For a test's options: the reason to skip where there is no compiler, else false. */
-export function skipWithoutCompiler(): string | false {
-  found ??= spawnSync(compiler, ["--version"], { timeout: 20_000 }).status === 0;
-  return found ? false : `no C compiler: "${compiler}" does not run`;
+export function skipWithoutCompiler(command: string = compiler): string | false {
+  let runs = found.get(command);
+  if (runs === undefined) found.set(command, runs = spawnSync(command, ["--version"], { timeout: 20_000 }).status === 0);
+  return runs ? false : `no C compiler: "${command}" does not run`;
 }
 
 /** For a test that only calls a compiled library: the reason to skip where there is none, else false. */
@@ -57,12 +58,16 @@ function freshPath(suffix: string): string {
 }
 
 /** Runs the compiler over a C source. cuda.h is found where there is one. */
-export function runCompiler(source: string, flags: readonly string[]): { ok: boolean; stdout: string; messages: string } {
+export function runCompiler(
+  source: string,
+  flags: readonly string[],
+  command: string = compiler,
+): { ok: boolean; stdout: string; messages: string } {
   const path = freshPath(".c");
   writeFileSync(path, source);
   const include = cudaIncludeFolder();
   const args = [...flags, ...(include === undefined ? [] : ["-isystem", include]), path];
-  const result = spawnSync(compiler, args, { encoding: "utf8", timeout: 60_000, env: { ...process.env, LC_ALL: "C" } });
+  const result = spawnSync(command, args, { encoding: "utf8", timeout: 60_000, env: { ...process.env, LC_ALL: "C" } });
   return { ok: result.status === 0, stdout: result.stdout ?? "", messages: result.stderr ?? String(result.error) };
 }
 

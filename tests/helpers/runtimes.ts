@@ -76,14 +76,10 @@ export function spawnRuntime(
   }
   // Deno's node:child_process adds -A wherever its own executable stands among the arguments, so it stands in a variable
   env.RUNTIME_UNDER_TEST = runtimePath(runtime);
-  const child = spawn("/bin/sh", [
-    "-c",
-    `exec ${options.wrapper ?? ""} "$RUNTIME_UNDER_TEST" "$@"`,
-    "sh",
-    ...flags,
-    path,
-    ...args,
-  ], {
+  const [program, ...first] = process.platform === "win32"
+    ? [runtimePath(runtime)]
+    : ["/bin/sh", "-c", `exec ${options.wrapper ?? ""} "$RUNTIME_UNDER_TEST" "$@"`, "sh"];
+  const child = spawn(program, [...first, ...flags, path, ...args], {
     cwd: options.cwd,
     env,
     stdio: ["pipe", "pipe", "pipe"],

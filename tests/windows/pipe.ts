@@ -1,0 +1,45 @@
+/** One message each way over a named pipe, a line of JSON each, between a test and the program that it starts. */
+import { once } from "node:events";
+import { connect, createServer, type Socket } from "node:net";
+import { createInterface } from "node:readline";
+
+/** The other side. */
+export interface Peer {
+  send(message: unknown): void;
+  // deno-lint-ignore no-explicit-any
+  receive(): Promise<any>;
+  close(): void;
+}
+
+function peer(socket: Socket): Peer {
+  const lines = createInterface({ input: socket })[Symbol.asyncIterator]();
+  socket.on("error", () => {}); // a peer that was killed: the lines end
+  return {
+    send: (message) => void socket.write(JSON.stringify(message) + "\n"),
+    async receive() {
+      const { value, done } = await lines.next();
+      if (done) throw new Error("the peer has gone");
+      return JSON.parse(value);
+    },
+    close: () => socket.destroy(),
+  };
+}
+
+/** Listens at a pipe of its own and gives the name, and the one connection that is made. */
+export async function listen(): Promise<{ name: string; accepted: Promise<Peer> }> {
+  const name = `\\\\.\\pipe\\cuda-ipc-test-${crypto.randomUUID()}`;
+  const server = createServer();
+  const accepted = once(server, "connection").then(([socket]) => {
+    server.close();
+    return peer(socket);
+  });
+  server.listen(name);
+  await once(server, "listening");
+  return { name, accepted };
+}
+
+export async function connectTo(name: string): Promise<Peer> {
+  const socket = connect(name);
+  await once(socket, "connect");
+  return peer(socket);
+}
