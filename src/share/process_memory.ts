@@ -15,9 +15,12 @@ import { createSharedMemory } from "../os/memory.ts";
 
 const NAME = "cuda-ipc-process-1";
 const BYTES = 4 * 1024 * 1024;
-/** Below 2^38, so that they exist on every platform, and where programs have nothing. */
-const FIRST_ADDRESS = 0x2c_0da0_0000n;
-const CANDIDATES = 16;
+/**
+ * Where programs have nothing. The driver reserves hundreds of gigabytes of addresses above 8 GiB (the more, the more memory
+ * the machine has), so most lie far above; the last are for platforms whose addresses have 39 bits only.
+ */
+const ADDRESSES: readonly bigint[] = [0x2000_0000_0000n, 0x3000_0000_0000n, 0x5000_0000_0000n, 0x7c_0000_0000n, 0x1_4000_0000n]
+  .flatMap((region) => [0n, 1n, 2n, 3n].map((index) => region + 0xda0_0000n + index * 0x100_0000n));
 const PROT_READ_WRITE = 3;
 const MAP_SHARED = 1;
 const MAP_FIXED_NOREPLACE = 0x100000;
@@ -100,8 +103,8 @@ function open(): ProcessMemory {
   const thread = threadIdentity(libc().gettid())!;
   const fd = createSharedMemory(NAME, BYTES);
   try {
-    for (let candidate = 0n; candidate < CANDIDATES; candidate++) {
-      const address = FIRST_ADDRESS + candidate * BigInt(BYTES);
+    // A thread that came first may have found an address taken which is free now
+    for (const address of [...ADDRESSES.filter(isOurs), ...ADDRESSES]) {
       const flags = MAP_SHARED | MAP_FIXED_NOREPLACE;
       const mapped = libc().mmap(addressFromBigInt(address), toSize(BYTES), PROT_READ_WRITE, flags, fd, toSize(0));
       if (addressToBigInt(mapped) !== address && !isOurs(address)) continue;
