@@ -157,6 +157,7 @@ const TABLE: Record<string, Call[]> = {
     () => device.createEvent({ ipc: true, timing: true }),
   ],
   "Device.memoryInfo": onOthers(Device.prototype.memoryInfo as never),
+  "Device.ipcSupport": onOthers(Device.prototype.ipcSupport as never),
   "CudaStream.constructor": each(WRONG, (token) => Reflect.construct(CudaStream, [token, device, {}])),
   "CudaStream.synchronize": onOthers(P.stream.synchronize as never, closedStream),
   "CudaStream.finished": [

@@ -167,9 +167,9 @@ for (const runtime of ["deno", "bun"] as const) {
     test(`${currentRuntime} shares host memory with ${runtime} ${how}`, { skip: skipWithout(runtime) }, async () => {
       using device = Device.open(0);
       using stream = device.createStream();
-      using pool = HostPool.create(device, { ipc: true });
       const fds = countFds();
       {
+        using pool = HostPool.create(device, { ipc: true }); // the driver keeps a descriptor with a pool that was exported
         await using peer = await startPeer(runtime);
         const handle = pool.exportHandle();
         await peer.ask({ do: "importHostPool", name: "p", id: pool.id, withDevice }, [handle.fd]);

@@ -1,7 +1,7 @@
 import process from "node:process";
 import { test } from "node:test";
-import { assertEquals, assertMatch, assertThrows } from "@std/assert";
-import { ClosedError, Device, type IpcSupport } from "../../mod.ts";
+import { assertEquals, assertMatch } from "@std/assert";
+import { Device, type IpcSupport } from "../../mod.ts";
 import { currentRuntime, runRuntime, skipWithout } from "../helpers/runtimes.ts";
 import { onGpu, skipOnGpu } from "./peer.ts";
 
@@ -14,12 +14,6 @@ test("every way of sharing is answered, and each no has a reason", () => {
   assertEquals(Object.keys(support), ["pool", "virtual", "fabric", "event", "fence", "legacy", "host"]);
   for (const { isSupported, reason } of Object.values(support)) assertEquals(reason === null, isSupported);
   if (!onGpu) assertEquals(device.memoryInfo().freeBytes, before);
-});
-
-test("a closed device is not asked", () => {
-  const device = Device.open(0);
-  device.close();
-  assertThrows(() => device.ipcSupport(), ClosedError);
 });
 
 /** What each machine denies, and what its reason must say. */

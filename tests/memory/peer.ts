@@ -1,6 +1,6 @@
 /** Starts `peer_program.ts` in either runtime and talks to it. */
 import { spawn } from "node:child_process";
-import { mkdtempSync, readdirSync, rmSync } from "node:fs";
+import { mkdtempSync, readdirSync, readlinkSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import process from "node:process";
 import { fileURLToPath } from "node:url";
@@ -88,8 +88,18 @@ export async function startPeer(
   return peer;
 }
 
+/** The runtime's own: event loops and threads come and go, and the pipes of a child close some time after its exit. */
+const OF_THE_RUNTIME = /^(pipe|anon_inode):/;
+
+/** Descriptors of the driver, of shared memory, and of ours. */
 export function countFds(): number {
-  return readdirSync("/proc/self/fd").length;
+  return readdirSync("/proc/self/fd").filter((fd) => {
+    try {
+      return !OF_THE_RUNTIME.test(readlinkSync(`/proc/self/fd/${fd}`));
+    } catch {
+      return false; // that of the listing itself
+    }
+  }).length;
 }
 
 /** The runtime closes the pipes of a child some time after its exit. */
