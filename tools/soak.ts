@@ -7,14 +7,15 @@
  * Runs on whatever CUDA_IPC_DRIVER names, by default the simulator. CUDA_IPC_TEST_DENO and CUDA_IPC_TEST_BUN name the
  * runtimes of the consumers where npm did not install them.
  */
-import { mkdtempSync, readdirSync, readlinkSync, rmSync } from "node:fs";
+import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 import { parseArgs } from "node:util";
 import { Device, type DeviceBuffer, type IpcChannel, IpcServer, type Lease, MemoryPool } from "../mod.ts";
-import { duplicateFd } from "../src/os/fd.ts";
+import { createSharedMemory } from "../src/os/memory.ts";
+import { ownFds } from "../tests/helpers/fds.ts";
 import { type Runtime, type RuntimeProcess, skipWithout, spawnRuntime } from "../tests/helpers/runtimes.ts";
 import type { SoakOrder } from "./soak_consumer.ts";
 import { createRandom } from "./soak_random.ts";
@@ -48,17 +49,6 @@ const streams = [device.createStream(), device.createStream(), device.createStre
 const folder = mkdtempSync(join(tmpdir(), "cuda-ipc-soak-"));
 const end = performance.now() + 1000 * Number(values.seconds);
 let stamps = 0;
-
-/** The runtime closes the pipes of a child some time after its exit. */
-function openFds(): string[] {
-  return readdirSync("/proc/self/fd").flatMap((fd) => {
-    try {
-      return [readlinkSync(`/proc/self/fd/${fd}`)];
-    } catch {
-      return [];
-    }
-  });
-}
 
 /** One consumer after the other, until the time is over. */
 async function serve(server: IpcServer, pool: MemoryPool, accepted: Map<number, (channel: IpcChannel) => void>): Promise<void> {
@@ -149,7 +139,7 @@ async function sendOne(
     buffer.free({ stream });
     counts.freed++;
   }
-  if (plant === "fd-leak" && random.chance(0.05)) duplicateFd(0);
+  if (plant === "fd-leak" && random.chance(0.05)) createSharedMemory("cuda-ipc-planted", 4096);
   counts.sends++;
   const lease = await sending.catch(() => undefined); // it may be gone by now
   if (lease === undefined) return { isReleased: true, released: Promise.resolve(), outcome: "peer-gone" } as Lease;
@@ -198,10 +188,10 @@ async function run(): Promise<void> {
   await buffer.read({ stream: streams[0] }); // staging memory is kept for good
 }
 await sleep(600);
-const fdsBefore = openFds();
+const fdsBefore = ownFds();
 const freeBefore = device.memoryInfo().freeBytes;
 await run();
-await settle("file descriptors", () => openFds().length - fdsBefore.length);
+await settle("file descriptors", () => ownFds().length - fdsBefore.length);
 // The driver may keep a little of its own
 const slack = device.isSimulated ? 0 : 64 * 2 ** 20;
 await settle("bytes of device memory", () => freeBefore - device.memoryInfo().freeBytes - slack);

@@ -16,7 +16,7 @@ import { currentRuntime, type Runtime, runtimePath } from "../tests/helpers/runt
 const ROOT = fileURLToPath(new URL("..", import.meta.url));
 const TIME_LIMIT_MS = Number(process.env.CUDA_IPC_TEST_TIME_LIMIT_MS ?? 240_000);
 const GPU_ONLY = "tests/gpu/";
-const ON_GPU = [GPU_ONLY, "tests/memory/", "tests/parity/"];
+const ON_GPU = [GPU_ONLY, "tests/channel/", "tests/examples/", "tests/memory/", "tests/parity/", "tests/share/"];
 
 /** What a runner counted; null where it ended without its closing line. */
 export interface Counts {

@@ -129,7 +129,7 @@ export class Balance {
 
   static async take(): Promise<Balance> {
     const t = toolkit();
-    await stopWaiterForTests();
+    await stopWaiter();
     // The runtime closes the pipes of an earlier child some time after its exit
     for (let last = -1; last !== countFds(t); await sleep(20)) last = countFds(t);
     return new Balance(countFds(t), t.device.isSimulated ? liveObjects(t) : undefined);
@@ -139,12 +139,19 @@ export class Balance {
   async check(): Promise<void> {
     const t = toolkit();
     await until("descriptors and memory come back", async () => {
-      await stopWaiterForTests();
+      await stopWaiter();
       return countFds(t) <= this.#fds && (this.#live === undefined || equal(liveObjects(t), this.#live));
     }, 5000).catch(() => {});
     assert(countFds(t) <= this.#fds, `${countFds(t) - this.#fds} file descriptors were leaked: ${t.fds().join(" ")}`);
     if (this.#live !== undefined) assertEquals(liveObjects(t), this.#live);
   }
+}
+
+/** Its thread does not keep the process alive. */
+async function stopWaiter(): Promise<void> {
+  const alive = setInterval(() => {}, 1000);
+  await stopWaiterForTests();
+  clearInterval(alive);
 }
 
 function countFds(t: Toolkit): number {

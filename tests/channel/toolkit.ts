@@ -7,6 +7,7 @@ import { contextOf } from "../../src/context.ts";
 import { simulatorControl, type SimulatorReport } from "../../src/driver/simulator/mod.ts";
 import { nativeStream } from "../../src/native_stream.ts";
 import { shutdownSending } from "../../src/os/socket.ts";
+import { ownFds } from "../helpers/fds.ts";
 import { keepBusy, prepareBusy } from "../parity/work.ts";
 
 export { sleep };
@@ -90,15 +91,9 @@ export class Toolkit {
     for (const fd of fds) closeSync(fd);
   }
 
-  /** Open descriptors, with what they refer to. */
+  /** This module's open descriptors, by what they refer to. */
   fds(): string[] {
-    return readdirSync("/proc/self/fd").flatMap((fd) => {
-      try {
-        return [readlinkSync(`/proc/self/fd/${fd}`)];
-      } catch {
-        return []; // the one that was reading the directory
-      }
-    });
+    return ownFds();
   }
 }
 
