@@ -40,6 +40,8 @@ class HostAllocation extends PoolAllocation {
   protected override giveBack(stream: NativeStream): () => boolean {
     return reapAfter([stream], () => {
       super.giveBack(this.#idle);
+      // The driver counts memory as free once it has seen the free done. There is no work to wait for
+      check(this.context.driver.streamSynchronize(this.#idle.handle), "cuStreamSynchronize", this.pool);
       this.#idle.release();
     }, this.byteLength);
   }
@@ -74,6 +76,7 @@ export class DriverHostPool implements NativeHostPool {
     const pool = NativePool.create(context, id, ipc, maxBytes, { type: CU_MEM_LOCATION_TYPE_HOST_NUMA, id: numaNode });
     try {
       pool.allow(context.ordinal);
+      pool.setReleaseThreshold(Infinity); // pinning memory anew costs milliseconds
       return new DriverHostPool(pool, NativeStream.create(context, true, 0));
     } catch (error) {
       pool.release();

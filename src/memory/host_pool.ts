@@ -53,7 +53,7 @@ const TOKEN: unique symbol = Symbol("HostPool");
  * A pool of pinned host memory (`CU_MEM_LOCATION_TYPE_HOST_NUMA`). The host uses its buffers as plain bytes
  * (`buffer.view`, without a copy) and devices copy from and to them at full speed. Other processes map them by the
  * pool's handle and the buffers' descriptors, even without a device. Where the driver has no such pools, registered
- * shared memory does the same.
+ * shared memory does the same. What was freed is kept for later allocations until the pool is closed.
  *
  * @example
  * ```ts

@@ -9,6 +9,7 @@ import {
   CU_MEM_ALLOCATION_TYPE_PINNED,
   CU_MEM_HANDLE_TYPE_NONE,
   CU_MEM_LOCATION_TYPE_DEVICE,
+  CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
   CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
   CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
   CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
@@ -23,6 +24,8 @@ import { closeOsHandle, ipcHandleType, readOsHandle, securityAttributes } from "
 
 /** The driver rounds a pool's size up to multiples of this. */
 const LIMIT_STEP_BYTES = 32 * 1024 * 1024;
+
+const KEEP_ALL = 0xffff_ffff_ffff_ffffn;
 
 export class NativePool {
   readonly context: Context;
@@ -187,6 +190,13 @@ export class NativePool {
       reservedHighBytes: Math.max(high.reserved, this.attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) + virtual),
       usedHighBytes: Math.max(high.used, this.attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH) + virtual),
     };
+  }
+
+  /** How many bytes of freed memory the pool keeps for later allocations; Infinity is all. */
+  setReleaseThreshold(bytes: number): void {
+    const value = bytes === Infinity ? KEEP_ALL : BigInt(bytes);
+    const result = this.context.driver.memPoolSetAttribute(this.handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, value);
+    check(result, "cuMemPoolSetAttribute", this);
   }
 
   /** Gives back what no allocation uses, down to `minBytesToKeep`. */

@@ -54,7 +54,6 @@ export interface MemoryPoolImportOptions {
   readonly id?: string;
 }
 
-const KEEP_ALL = 0xffff_ffff_ffff_ffffn;
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
 
 const TOKEN: unique symbol = Symbol("MemoryPool");
@@ -122,9 +121,7 @@ export class MemoryPool extends Closable {
     if (threshold !== Infinity) checkInteger(action, "releaseThresholdBytes", threshold, 0);
     const native = NativePool.create(context, crypto.randomUUID(), ipc, maxBytes);
     try {
-      const value = threshold === Infinity ? KEEP_ALL : BigInt(threshold);
-      const result = context.driver.memPoolSetAttribute(native.handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, value);
-      check(result, "cuMemPoolSetAttribute", native);
+      native.setReleaseThreshold(threshold);
       return new MemoryPool(TOKEN, device, native);
     } catch (error) {
       native.release();
@@ -226,7 +223,10 @@ export class MemoryPool extends Closable {
     };
   }
 
-  /** Gives memory that no allocation uses back to the device, down to `minBytesToKeep` (`cuMemPoolTrimTo`). Default: 0. */
+  /**
+   * Gives memory that no allocation uses back to the device, down to `minBytesToKeep` (`cuMemPoolTrimTo`). Default: 0.
+   * The driver counts memory as unused once it has seen the free done: `stream.synchronize()` shows it, `finished()` does not.
+   */
   trim(minBytesToKeep: number = 0): void {
     this.checkOpen("trim a pool");
     checkInteger(`trim ${this}`, "minBytesToKeep", minBytesToKeep, 0);

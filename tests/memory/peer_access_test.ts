@@ -73,7 +73,7 @@ test("a peer's streams use the memory once they may", { skip: skipWithoutPeers }
   assertEquals((await buffer.read({ stream: foreign }))[999], 6);
   buffer.free({ stream: foreign });
   await foreign.finished();
-  await stream.finished();
+  stream.synchronize();
   assertEquals(pool.attributes.usedBytes, 0);
   if (!onGpu || device.memoryInfo().freeBytes > 2 ** 34) {
     const big = pool.allocate(4064 * 2 ** 20 + 1, { stream });
@@ -107,6 +107,30 @@ test("copies go from device to device, with and without peer access", { skip: sk
     NotSupportedError,
     "no access",
   );
+});
+
+test("a pool is imported, and used on another device", { skip: skipWithoutPeers }, async () => {
+  using device = Device.open(0);
+  using other = Device.open(1);
+  using stream = device.createStream();
+  using foreign = other.createStream();
+  using pool = MemoryPool.create(device, { ipc: true });
+  using buffer = pool.allocate(1000, { stream });
+  buffer.fill(7, { stream });
+  await stream.finished();
+  using handle = pool.exportHandle();
+  using imported = MemoryPool.import(device, handle);
+  // Access is each process's own, and not inherited
+  assertThrows(
+    () => DeviceBuffer.import(imported, buffer.ipcDescriptor, { stream: foreign }),
+    InvalidArgumentError,
+    "setPeerAccess",
+  );
+  imported.setPeerAccess([other]);
+  assertEquals([imported.peerOrdinals, pool.peerOrdinals], [[1], []]);
+  using mapped = DeviceBuffer.import(imported, buffer.ipcDescriptor, { stream: foreign });
+  assertEquals((await mapped.read())[999], 7);
+  imported.setPeerAccess([]);
 });
 
 test("virtual memory is imported on another device", { skip: skipWithoutPeers }, async () => {

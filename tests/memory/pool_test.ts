@@ -21,7 +21,7 @@ import { startPeer } from "./peer.ts";
 
 const MIB = 1024 * 1024;
 
-test("attributes follow what is allocated, and trim gives back what is not used", async () => {
+test("attributes follow what is allocated, and trim gives back what is not used", () => {
   using device = Device.open(0);
   using stream = device.createStream();
   using pool = MemoryPool.create(device);
@@ -114,7 +114,7 @@ test("in its own process a descriptor gives an alias, until the original and it 
   assertEquals((await alias.read())[0], 5);
   assert(pool.attributes.usedBytes > 0);
   alias.free();
-  await stream.finished();
+  stream.synchronize();
   assertEquals(pool.attributes.usedBytes, 0);
   assertThrows(() => DeviceBuffer.import(pool, ipcDescriptor, { stream }), SameProcessError, "freed");
 });
