@@ -276,30 +276,38 @@ export class Inbox {
   }
 
   #openBuffer({ name, pool, descriptor, fds, hold }: IncomingBuffer, stream: CudaStream | undefined): DeviceBuffer {
-    const device = this.#deviceOf(descriptor.deviceUuid);
-    const used = stream?.device === device ? stream : this.#ownStream(device);
-    const buffer = pool === null ? openWithHandles() : this.#openFromPool(pool, descriptor, used);
+    const buffer = pool === null
+      ? this.#openWithHandles(name, descriptor, fds.splice(0), stream)
+      : this.#openFromPool(pool, descriptor, stream);
     bindHold(allocationOf(buffer, "receive a buffer", name), hold);
     return buffer;
+  }
 
-    function openWithHandles(): DeviceBuffer {
+  #openFromPool(id: number, descriptor: BufferDescriptor, stream: CudaStream | undefined): DeviceBuffer {
+    const { peerPools, devices } = this.#link;
+    const pool = peerPools.open(id, devices);
+    return DeviceBuffer.import(pool, descriptor, pool.device === null ? {} : { stream: this.#streamOf(pool.device, stream) });
+  }
+
+  /** The descriptors are taken over. */
+  #openWithHandles(name: string, descriptor: BufferDescriptor, fds: number[], stream: CudaStream | undefined): DeviceBuffer {
+    const handles = fds.map((fd) => ownDriverHandle(fd, ""));
+    try {
       if (descriptor.memoryKind !== "virtual") {
         throw new NotSupportedError(
-          `Cannot receive buffer "${name}": memory of the kind "${descriptor.memoryKind}" is not supported`,
+          `Cannot receive buffer "${name}": memory of the kind "${descriptor.memoryKind}" is not opened by handles of its own`,
         );
       }
-      const handles = fds.splice(0).map((fd) => ownDriverHandle(fd, ""));
-      try {
-        return DeviceBuffer.importVirtual(device, descriptor, handles, { stream: used });
-      } finally {
-        for (const handle of handles) handle.close();
-      }
+      const device = this.#deviceOf(descriptor.deviceUuid);
+      return DeviceBuffer.importVirtual(device, descriptor, handles, { stream: this.#streamOf(device, stream) });
+    } finally {
+      for (const handle of handles) handle.close();
     }
   }
 
-  #openFromPool(id: number, descriptor: BufferDescriptor, stream: CudaStream): DeviceBuffer {
-    const { peerPools, devices } = this.#link;
-    return DeviceBuffer.import(peerPools.open(id, devices), descriptor, { stream });
+  /** The given stream, or where that is another device's, one of our own. */
+  #streamOf(device: Device, stream: CudaStream | undefined): CudaStream {
+    return stream?.device === device ? stream : this.#ownStream(device);
   }
 
   #openFence(word: FenceWord, writer: ProcessIdentity): SharedFence {

@@ -1,7 +1,6 @@
 /** One connection as both directions of a channel see it: what was announced over it, and whether it still stands. */
 import type { Device } from "../device.ts";
 import { ProtocolError } from "../errors.ts";
-import type { NativePool } from "../memory/native_pool.ts";
 import { discardFds, duplicateFd } from "../os/fd.ts";
 import type { FenceBlock } from "../share/fence_block.ts";
 import { encodeFrame, type FrameType } from "../wire/frame.ts";
@@ -9,7 +8,7 @@ import type { MemoryKind } from "../wire/descriptor.ts";
 import type { ProcessJson, Window, WordValue } from "../wire/messages.ts";
 import type { Greeted, Peer } from "./handshake.ts";
 import { PeerProcess } from "./peer_process.ts";
-import { PeerPools, poolFd } from "./pools.ts";
+import { type AnyNativePool, PeerPools, poolFd } from "./pools.ts";
 import type { Outgoing, Transport } from "./transport.ts";
 import { PeerBlocks, type Slot, WordPool } from "./words.ts";
 
@@ -30,7 +29,8 @@ export class Link {
   readonly peerPools: PeerPools = new PeerPools();
   readonly #peerProcesses = new Map<number, PeerProcess>();
   readonly #blockIds = new Map<FenceBlock, number>();
-  readonly #poolIds = new Map<NativePool, number>();
+  readonly #poolIds = new WeakMap<AnyNativePool, number>();
+  #pools = 0;
   readonly #processIds = new Map<PeerProcess, number>();
 
   constructor({ transport, peer, process, hello }: Greeted, devices: readonly Device[]) {
@@ -70,11 +70,11 @@ export class Link {
   }
 
   /** The number of a pool that the peer can import. */
-  poolId(pool: NativePool, memoryKind: MemoryKind, deviceUuid: string): number {
+  poolId(pool: AnyNativePool, memoryKind: MemoryKind, deviceUuid: string): number {
     let id = this.#poolIds.get(pool);
     if (id === undefined) {
       const fd = poolFd(pool);
-      this.#poolIds.set(pool, id = this.#poolIds.size);
+      this.#poolIds.set(pool, id = this.#pools++);
       this.send("pool", { id, memoryKind, deviceUuid, poolId: pool.id }, [fd]);
     }
     return id;

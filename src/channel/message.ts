@@ -95,6 +95,7 @@ export class IpcMessage implements AsyncDisposable {
 /** Also where the stream is another device's: then the buffer's own stream waits for it. */
 function freeAfter(buffer: DeviceBuffer, after: CudaStream): void {
   if (after.device === buffer.device) return buffer.free({ stream: after });
+  if (buffer.device === null) return buffer.free(); // only the host has used it
   const stream = nativeStream(after, "release a message");
   stream.context.orderStreams(stream.handle, allocationOf(buffer, "release a message", "a buffer").stream.handle);
   buffer.free();

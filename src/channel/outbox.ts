@@ -6,6 +6,7 @@ import { CudaEvent } from "../event.ts";
 import { type Allocation, ImportedAllocation, PoolAllocation } from "../memory/allocation.ts";
 import { AllocationHandle } from "../memory/allocation_handle.ts";
 import { allocationOf, type DeviceBuffer } from "../memory/buffer.ts";
+import { hostPoolParts } from "../memory/native_host_pool.ts";
 import { nativeStream } from "../native_stream.ts";
 import { discardFds, duplicateFd } from "../os/fd.ts";
 import { fenceParts, type SharedFence } from "../share/fence.ts";
@@ -24,6 +25,7 @@ import {
 } from "../wire/messages.ts";
 import { type Claim, type Hold, holdFor, type Lease, leaseSent, newLease } from "./lease.ts";
 import type { Link } from "./link.ts";
+import type { AnyNativePool } from "./pools.ts";
 import { type Forwarded, holdBehind, type HoldOwner } from "./received.ts";
 import type { Outgoing } from "./transport.ts";
 import { type Slot, WordPool } from "./words.ts";
@@ -150,9 +152,8 @@ export class Outbox {
         const allocation = allocationOf(buffer, action, `buffers.${name}`);
         const descriptor = buffer.ipcDescriptor;
         const own = this.#exportHandles(buffer, fds);
-        const pool = descriptor.poolId !== null && isPooled(allocation)
-          ? link.poolId(allocation.pool, descriptor.memoryKind, descriptor.deviceUuid)
-          : null;
+        const native = nativePoolOf(buffer, allocation, action);
+        const pool = native === undefined ? null : link.poolId(native, descriptor.memoryKind, descriptor.deviceUuid);
         const sent = this.#hold(lease, allocation, action);
         holds.push(sent);
         const bytes = descriptor.toBytes();
@@ -376,8 +377,10 @@ function releaseUnsent({ slot, forwarded }: SentHold): void {
   forwarded.onReleased();
 }
 
-function isPooled(allocation: Allocation): allocation is PoolAllocation | ImportedAllocation {
-  return allocation instanceof PoolAllocation || allocation instanceof ImportedAllocation;
+/** The pool whose handle opens the buffer; undefined for memory that has its own handles. */
+function nativePoolOf(buffer: DeviceBuffer, allocation: Allocation, action: string): AnyNativePool | undefined {
+  if (buffer.kind === "host") return hostPoolParts(buffer.pool, action)?.native;
+  return allocation instanceof PoolAllocation || allocation instanceof ImportedAllocation ? allocation.pool : undefined;
 }
 
 /** The named things of one part of a message. */

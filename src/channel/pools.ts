@@ -2,7 +2,9 @@
 import type { Device } from "../device.ts";
 import { DeviceNotVisibleError, NotSupportedError, ProtocolError } from "../errors.ts";
 import { type AllocationHandle, ownDriverHandle } from "../memory/allocation_handle.ts";
-import { type NativePool, nativePool } from "../memory/native_pool.ts";
+import { HostPool } from "../memory/host_pool.ts";
+import { hostPoolParts, type NativeHostPool } from "../memory/native_host_pool.ts";
+import { NativePool, nativePool } from "../memory/native_pool.ts";
 import { MemoryPool } from "../memory/pool.ts";
 import { discardFds, duplicateFd, setCloseOnExec } from "../os/fd.ts";
 import type { PoolJson } from "../wire/messages.ts";
@@ -10,16 +12,15 @@ import type { PoolJson } from "../wire/messages.ts";
 /** What a peer may make us keep open. */
 const MAX_POOLS = 1024;
 
+/** What is behind a pool of device or of host memory. */
+export type AnyNativePool = NativePool | NativeHostPool;
+
 /** The handles of pools that came over a channel, so that their buffers can be sent on: the driver exports no imported pool. */
-const handles = new WeakMap<NativePool, AllocationHandle>();
+const handles = new WeakMap<AnyNativePool, AllocationHandle>();
 
 /** A descriptor for the pool, which the caller closes. */
-export function poolFd(pool: NativePool): number {
-  if (!pool.isImported) {
-    const fd = pool.export();
-    setCloseOnExec(fd);
-    return fd;
-  }
+export function poolFd(pool: AnyNativePool): number {
+  if (!pool.isImported) return exportFd(pool);
   const handle = handles.get(pool);
   if (handle === undefined || handle.isClosed) {
     throw new NotSupportedError(
@@ -30,10 +31,20 @@ export function poolFd(pool: NativePool): number {
   return duplicateFd(handle.fd);
 }
 
+function exportFd(pool: AnyNativePool): number {
+  if (pool instanceof NativePool) {
+    const fd = pool.export();
+    setCloseOnExec(fd);
+    return fd;
+  }
+  using handle = pool.exportHandle();
+  return duplicateFd(handle.fd);
+}
+
 interface Announced {
   readonly json: PoolJson;
   readonly handle: AllocationHandle;
-  pool: MemoryPool | undefined;
+  pool: MemoryPool | HostPool | undefined;
 }
 
 /** Pools that the peer has announced. */
@@ -53,16 +64,23 @@ export class PeerPools {
     return this.#pools.has(id);
   }
 
-  /** The pool on whichever of the devices it lies, imported at its first use. */
-  open(id: number, devices: readonly Device[]): MemoryPool {
+  /** The pool, imported at its first use: on whichever of the devices it lies, or for the host. */
+  open(id: number, devices: readonly Device[]): MemoryPool | HostPool {
     const announced = this.#pools.get(id)!;
-    if (announced.pool !== undefined) return announced.pool;
-    const { deviceUuid, poolId } = announced.json;
+    return announced.pool ??= this.#import(announced, devices);
+  }
+
+  #import({ json: { memoryKind, deviceUuid, poolId }, handle }: Announced, devices: readonly Device[]): MemoryPool | HostPool {
     const device = devices.find(({ uuid }) => uuid === deviceUuid);
+    if (memoryKind === "host") {
+      const pool = HostPool.import(handle, { device: device ?? devices[0], id: poolId });
+      handles.set(hostPoolParts(pool, "receive a pool")!.native, handle);
+      return pool;
+    }
     if (device === undefined) throw notVisible(deviceUuid, devices);
-    announced.pool = MemoryPool.import(device, announced.handle, { id: poolId });
-    handles.set(nativePool(announced.pool, "receive a pool"), announced.handle);
-    return announced.pool;
+    const pool = MemoryPool.import(device, handle, { id: poolId });
+    handles.set(nativePool(pool, "receive a pool"), handle);
+    return pool;
   }
 
   close(): void {

@@ -132,4 +132,54 @@ for (const runtime of ["deno", "bun"] satisfies Runtime[]) {
     }
     await balance.check();
   });
+
+  test(`${currentRuntime} shares virtual memory and host memory with ${runtime}`, options, async () => {
+    const t = toolkit();
+    const balance = await Balance.take();
+    {
+      await using pair = await Pair.start(runtime);
+      const big = t.cuda.VirtualMemory.allocate(t.device, 3 << 20, { ipc: true, stream: t.stream });
+      big.fill(6, { stream: t.stream });
+      const hostPool = t.cuda.HostPool.create(t.device, { ipc: true });
+      const host = hostPool.allocate(10_000, { stream: t.stream });
+      host.view.fill(8);
+      const lease = await pair.channel.send({ buffers: { big, host } }, { after: t.stream });
+      const seen = await pair.peer.run(async (t) => {
+        const { big, host } = (t.kept.message = await t.kept.channel.receive({ stream: t.stream })).buffers;
+        const bytes = [(await big.read({ stream: t.stream })).at(-1), host.view[9999]];
+        big.fill(7, { stream: t.stream });
+        host.view.fill(9);
+        return { kinds: [big.kind, host.kind], bytes };
+      });
+      assertEquals(seen, { kinds: ["virtual", "host"], bytes: [6, 8] });
+      assert(!lease.isReleased);
+      big.free();
+      host.free();
+      await pair.peer.run((t) => t.kept.message.release({ after: t.stream }));
+      await lease.released;
+      assertEquals(lease.outcome, "released");
+      hostPool.close();
+    }
+    await balance.check();
+  });
+
+  test(`${currentRuntime} receives host memory from ${runtime} without a device`, options, async () => {
+    const balance = await Balance.take();
+    {
+      await using pair = await Pair.start(runtime, {});
+      await pair.peer.run(async (t) => {
+        const pool = t.kept.pool = t.cuda.HostPool.create(t.device, { ipc: true });
+        const host = pool.allocate(4096, { stream: t.stream });
+        host.fill(3, { stream: t.stream });
+        t.kept.lease = await t.kept.channel.send({ buffers: { host } }, { after: t.stream });
+        host.free();
+      });
+      {
+        await using message = await pair.channel.receive();
+        assertEquals(message.buffers.host.view[4095], 3);
+      }
+      assertEquals(await pair.peer.run(async (t) => (await t.kept.lease.released, t.kept.lease.outcome)), "released");
+    }
+    await balance.check();
+  });
 }
