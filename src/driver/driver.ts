@@ -98,6 +98,8 @@ export interface CudaDriver extends Driver {
   memcpyHtoDAsync(destination: Address, source: Address, byteLength: Size, stream: Address): number;
   memcpyDtoHAsync(destination: Address, source: Address, byteLength: Size, stream: Address): number;
   memcpyDtoDAsync(destination: Address, source: Address, byteLength: Size, stream: Address): number;
+  /** Finds out by itself what kind of memory either side is. */
+  memcpyAsync(destination: Address, source: Address, byteLength: Size, stream: Address): number;
   memcpyPeerAsync(
     destination: Address,
     destinationContext: Address,

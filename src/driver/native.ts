@@ -295,6 +295,9 @@ class NativeDriver implements CudaDriver {
   memcpyDtoDAsync(destination: Address, source: Address, byteLength: Size, stream: Address): number {
     return this.#lib.cuMemcpyDtoDAsync_v2(destination, source, byteLength, stream);
   }
+  memcpyAsync(destination: Address, source: Address, byteLength: Size, stream: Address): number {
+    return this.#lib.cuMemcpyAsync(destination, source, byteLength, stream);
+  }
   memcpyPeerAsync(
     destination: Address,
     destinationContext: Address,

@@ -304,6 +304,11 @@ export const DRIVER_SYMBOLS = {
     args: ["address", "address", "size", "address"],
     result: "i32",
   },
+  cuMemcpyAsync: {
+    prototype: "CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)",
+    args: ["address", "address", "size", "address"],
+    result: "i32",
+  },
   cuMemcpyPeerAsync: {
     prototype:
       "CUresult cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount, CUstream hStream)",

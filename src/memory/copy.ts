@@ -44,11 +44,10 @@ export function copy(to: Place, from: Place, size: Size, stream: NativeStream): 
   const { context } = to.allocation;
   const { driver } = context;
   const source = from.allocation.context;
-  if (from.allocation.kind === "host" && to.allocation.kind !== "host") {
-    check(driver.memcpyHtoDAsync(to.address, hostAddressOf(from), size, stream.handle), "cuMemcpyHtoDAsync", context);
-  } else if (to.allocation.kind === "host" && from.allocation.kind !== "host") {
-    check(driver.memcpyDtoHAsync(hostAddressOf(to), from.address, size, stream.handle), "cuMemcpyDtoHAsync", context);
-  } else if (source === context || to.allocation.kind === "host") {
+  if (from.allocation.kind === "host" || to.allocation.kind === "host") {
+    // The calls that name both sides' kinds refuse a host pool's memory as a device's
+    check(driver.memcpyAsync(to.address, from.address, size, stream.handle), "cuMemcpyAsync", context);
+  } else if (source === context) {
     check(driver.memcpyDtoDAsync(to.address, from.address, size, stream.handle), "cuMemcpyDtoDAsync", context);
   } else {
     const result = driver.memcpyPeerAsync(to.address, context.handle, from.address, source.handle, size, stream.handle);

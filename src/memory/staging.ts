@@ -189,7 +189,7 @@ export async function copyToDevice(
       const part = source.subarray(byteOffset, byteOffset + PIECE_BYTES);
       lane.piece.view.bytes.set(part);
       const to = addOffset(destination, byteOffset);
-      check(driver.memcpyHtoDAsync(to, lane.piece.address, toSize(part.byteLength), stream.handle), "cuMemcpyHtoDAsync", stream);
+      check(driver.memcpyAsync(to, lane.piece.address, toSize(part.byteLength), stream.handle), "cuMemcpyAsync", stream);
       lane.completion.mark();
     }
     for await (const _ of transfer.remaining());
@@ -223,8 +223,8 @@ export async function copyFromDevice(
       lane.byteLength = Math.min(PIECE_BYTES, total - byteOffset);
       const from = addOffset(source, byteOffset);
       check(
-        driver.memcpyDtoHAsync(lane.piece.address, from, toSize(lane.byteLength), stream.handle),
-        "cuMemcpyDtoHAsync",
+        driver.memcpyAsync(lane.piece.address, from, toSize(lane.byteLength), stream.handle),
+        "cuMemcpyAsync",
         stream,
       );
       lane.completion.mark();
@@ -243,7 +243,7 @@ export function copyToDeviceSync(destination: Address, source: Uint8Array, strea
       const part = source.subarray(byteOffset, byteOffset + PIECE_BYTES);
       piece.view.bytes.set(part);
       const to = addOffset(destination, byteOffset);
-      check(driver.memcpyHtoDAsync(to, piece.address, toSize(part.byteLength), stream.handle), "cuMemcpyHtoDAsync", stream);
+      check(driver.memcpyAsync(to, piece.address, toSize(part.byteLength), stream.handle), "cuMemcpyAsync", stream);
       check(driver.streamSynchronize(stream.handle), "cuStreamSynchronize", stream);
     }
   });
@@ -256,7 +256,7 @@ export function copyFromDeviceSync(source: Address, destination: Uint8Array, str
     for (let byteOffset = 0; byteOffset < destination.byteLength; byteOffset += PIECE_BYTES) {
       const byteLength = Math.min(PIECE_BYTES, destination.byteLength - byteOffset);
       const from = addOffset(source, byteOffset);
-      check(driver.memcpyDtoHAsync(piece.address, from, toSize(byteLength), stream.handle), "cuMemcpyDtoHAsync", stream);
+      check(driver.memcpyAsync(piece.address, from, toSize(byteLength), stream.handle), "cuMemcpyAsync", stream);
       check(driver.streamSynchronize(stream.handle), "cuStreamSynchronize", stream);
       destination.set(piece.view.bytes.subarray(0, byteLength), byteOffset);
     }

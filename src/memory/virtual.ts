@@ -98,6 +98,6 @@ export class VirtualMemory {
     if (!(allocation instanceof VirtualAllocation)) {
       throw invalid("export fabric handles", "buffer", buffer, "a buffer of VirtualMemory.allocate()");
     }
-    return allocation.exportFabricHandles();
+    return allocation.exportFabricHandles(`export ${buffer}`);
   }
 }

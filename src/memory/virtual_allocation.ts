@@ -15,9 +15,11 @@ import { ipcHandleType, readOsHandle } from "./os_handle.ts";
 import { reapAfter } from "./reaper.ts";
 import { granularityOf, PhysicalChunk, VirtualRange } from "./virtual_range.ts";
 
+const FABRIC_HANDLE_BYTES = 64;
+
 /** Where a range of virtual memory comes from. */
 interface Origin {
-  /** What it may be exported as; 0 for nothing. Unknown of an import. */
+  /** What it may be exported as; 0 for nothing. */
   readonly handleTypes: number;
   /** The pool that it counts as part of. */
   readonly pool?: NativePool;
@@ -70,7 +72,8 @@ export class VirtualAllocation extends Allocation {
           `Pass what exportHandles() gave, in its order`,
       );
     }
-    const granularity = granularityOf(context, ipcHandleType());
+    const handleTypes = handles.some((handle) => handle instanceof Uint8Array) ? CU_MEM_HANDLE_TYPE_FABRIC : ipcHandleType();
+    const granularity = granularityOf(context, handleTypes);
     chunkByteLengths.forEach((byteLength, index) => {
       if (byteLength % granularity !== 0) {
         throw new ProtocolError(
@@ -79,7 +82,8 @@ export class VirtualAllocation extends Allocation {
       }
     });
     for (const handle of handles) {
-      if (!(handle instanceof Uint8Array)) checkDriverHandle(action, handle, context.driver.kind === "simulator");
+      if (handle instanceof Uint8Array) checkFabricHandle(action, handle);
+      else checkDriverHandle(action, handle, context.driver.kind === "simulator");
     }
     const chunks: PhysicalChunk[] = [];
     try {
@@ -94,7 +98,7 @@ export class VirtualAllocation extends Allocation {
       throw error;
     }
     const range = VirtualRange.map(context, chunks, [context.ordinal]);
-    return new VirtualAllocation(context, range, allocationByteLength, stream, { handleTypes: ipcHandleType(), descriptor });
+    return new VirtualAllocation(context, range, allocationByteLength, stream, { handleTypes, descriptor });
   }
 
   /** The same memory and more behind it, in a new range; this one stays as it is. */
@@ -131,7 +135,7 @@ export class VirtualAllocation extends Allocation {
   #describe(deviceUuid: string, action: Text): AllocationDescription {
     const { descriptor, pool } = this.#origin;
     if (descriptor !== undefined) return descriptionOf(descriptor);
-    this.#checkShareable(action);
+    this.#checkShareable(action, ipcHandleType() | CU_MEM_HANDLE_TYPE_FABRIC);
     const generation = nextGeneration();
     pool?.exported.set(generation, this);
     return {
@@ -147,7 +151,7 @@ export class VirtualAllocation extends Allocation {
   }
 
   override exportHandles(action: Text): AllocationHandle[] {
-    this.#checkShareable(action);
+    this.#checkShareable(action, ipcHandleType());
     const { driver } = this.context;
     const handles: AllocationHandle[] = [];
     try {
@@ -163,7 +167,8 @@ export class VirtualAllocation extends Allocation {
   }
 
   /** The fabric handle of each chunk, for processes on other nodes of the fabric. */
-  exportFabricHandles(): Uint8Array[] {
+  exportFabricHandles(action: Text): Uint8Array[] {
+    this.#checkShareable(action, CU_MEM_HANDLE_TYPE_FABRIC);
     const { driver } = this.context;
     return this.range.chunks.map(({ handle }) => {
       check(driver.memExportToShareableHandle(handle, CU_MEM_HANDLE_TYPE_FABRIC), "cuMemExportToShareableHandle", this.context);
@@ -171,10 +176,10 @@ export class VirtualAllocation extends Allocation {
     });
   }
 
-  #checkShareable(action: Text): void {
-    if (this.#origin.handleTypes === 0) {
-      throw new InvalidArgumentError(`Cannot ${action}: it was allocated without { ipc: true }`);
-    }
+  #checkShareable(action: Text, handleTypes: number): void {
+    if ((this.#origin.handleTypes & handleTypes) !== 0) return;
+    const option = handleTypes === CU_MEM_HANDLE_TYPE_FABRIC ? "fabric" : "ipc";
+    throw new InvalidArgumentError(`Cannot ${action}: it was allocated without { ${option}: true }`);
   }
 
   protected override countLeased(bytes: number): void {
@@ -193,6 +198,14 @@ export class VirtualAllocation extends Allocation {
         this.context.release();
       }
     }, this.range.byteLength);
+  }
+}
+
+function checkFabricHandle(action: Text, handle: Uint8Array): void {
+  if (handle.byteLength !== FABRIC_HANDLE_BYTES) {
+    throw new InvalidArgumentError(
+      `Cannot ${action}: a fabric handle has ${handle.byteLength} bytes, expected ${FABRIC_HANDLE_BYTES}`,
+    );
   }
 }
 

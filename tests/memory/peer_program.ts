@@ -93,6 +93,14 @@ async function act(message: any, fds: readonly number[]): Promise<unknown> {
       buffers.set(message.name, made);
       return { byteLength: made.byteLength };
     }
+    case "openFabric": {
+      const handles = message.handles.map((bytes: number[]) => Uint8Array.from(bytes));
+      buffers.set(
+        message.name,
+        DeviceBuffer.importVirtual(here().device, BufferDescriptor.fromJSON(message.descriptor), handles),
+      );
+      return null;
+    }
     case "read":
       return [...await buffer.read({ byteOffset: message.byteOffset, byteLength: message.byteLength })];
     case "fill":

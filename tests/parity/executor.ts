@@ -89,6 +89,7 @@ const ARGUMENTS: Readonly<Record<Method, string>> = {
   memcpyHtoDAsync: "aasa",
   memcpyDtoHAsync: "aasa",
   memcpyDtoDAsync: "aasa",
+  memcpyAsync: "aasa",
   memcpyPeerAsync: "aaaasa",
   memcpy2DAsync: "-a",
   memsetD8Async: "a-sa",

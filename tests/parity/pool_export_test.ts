@@ -178,18 +178,41 @@ test("POOL-EXP-16 a pool counts as used what was asked for, and as reserved whol
   assertEquals((await attributes()).slice(0, 2), [0n, 10_000_001n]);
 });
 
-test("POOL-EXP-17 an open descriptor does not keep the memory of a destroyed pool that nobody imported", async () => {
+test("POOL-EXP-17 an open descriptor keeps a destroyed pool's memory once a pointer was exported, and only then", async () => {
   await using exporter = await startLocal();
   const isMuch = (bytes: number) => bytes > 0.75 * 1024 * MiB;
   const before = await exporter.freeBytes();
-  const pool = await exporter.createPool();
-  await exporter.exportPool(pool);
-  const address = await exporter.allocate(pool, 1024 * MiB);
-  await exporter.exportPointer(address);
-  assert(isMuch(before - await exporter.freeBytes()), "the allocation takes memory");
-  await exporter.free(address);
-  await exporter.do("memPoolDestroy", pool);
-  assert(await eventually(async () => !isMuch(before - await exporter.freeBytes())), "the memory has come back");
+  const comesBack = () => eventually(async () => !isMuch(before - await exporter.freeBytes()));
+  for (const withPointer of [false, true]) {
+    const pool = await exporter.createPool();
+    const fd = await exporter.exportPool(pool);
+    const address = await exporter.allocate(pool, 1024 * MiB);
+    if (withPointer) await exporter.exportPointer(address);
+    assert(isMuch(before - await exporter.freeBytes()), "the allocation takes memory");
+    await exporter.free(address);
+    await exporter.do("memPoolDestroy", pool);
+    if (withPointer) {
+      await new Promise((resolve) => setTimeout(resolve, 500));
+      assert(isMuch(before - await exporter.freeBytes()), "the descriptor keeps the memory");
+      await exporter.closeFd(fd);
+    }
+    assert(await comesBack(), `the memory has come back, ${withPointer ? "with" : "without"} a pointer exported`);
+  }
+});
+
+test("POOL-EXP-18 copies of host pool memory must leave its kind open", async () => {
+  await using exporter = await startLocal();
+  const hosts = await exporter.createPool(HOST_POOL);
+  const one = await exporter.allocate(hosts);
+  const other = await exporter.allocate(hosts);
+  await exporter.synchronize();
+  await exporter.host("write", one, Uint8Array.of(51));
+  const { stream } = exporter;
+  assertEquals(await exporter.code("memcpyDtoDAsync", other, one, 1, stream), 1);
+  assertEquals(await exporter.code("memcpyDtoHAsync", other, one, 1, stream), 1);
+  assertEquals(await exporter.code("memcpyAsync", other, one, 1, stream), 0);
+  await exporter.synchronize();
+  assertEquals(await exporter.host("read", other, 1), Uint8Array.of(51));
 });
 
 test("SMALL-02 a pool's descriptor is inherited by programs that are started, one of physical memory is not", async () => {

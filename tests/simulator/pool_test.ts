@@ -133,21 +133,6 @@ test("a destroyed pool's live allocation stays readable and can be freed", async
   assertEquals(await session.freeBytes(), before);
 });
 
-test("an open descriptor keeps a destroyed pool's memory in use", async () => {
-  const { session } = local();
-  const stream = await session.start();
-  const before = await session.freeBytes();
-  const pool = await session.createPool();
-  const fd = await session.exportPool(pool);
-  await session.do("memFreeAsync", address(await session.allocate(pool, 64 * MiB, stream)), address(stream));
-  await session.do("streamSynchronize", address(stream));
-  await session.do("memPoolDestroy", address(pool));
-  assertEquals(await session.freeBytes(), before - 64 * MiB);
-  discardFds(fd);
-  assertEquals(await session.freeBytes(), before);
-  await session.do("streamDestroy", address(stream));
-});
-
 test("host pools: HOST_NUMA can be shared, HOST cannot", async () => {
   const { session } = local();
   const shared = await session.createPool({ locationType: 3, locationId: 0 });

@@ -55,6 +55,7 @@ export const CALLS = [
   "cuMemcpyHtoDAsync",
   "cuMemcpyDtoHAsync",
   "cuMemcpyDtoDAsync",
+  "cuMemcpyAsync",
   "cuMemcpyPeerAsync",
   "cuMemcpy2DAsync",
   "cuMemsetD8Async",

@@ -17,6 +17,8 @@ interface Side {
   readonly pitch: number;
   /** Host memory is the caller's own affair; device memory is checked. */
   readonly isHost: boolean;
+  /** A host pool's memory is refused there, although the device reaches it. */
+  readonly mustBeDevice: boolean;
 }
 
 /** Which sides of a copy are host memory, in its work. */
@@ -73,6 +75,12 @@ export class Copies {
     return this.#copy1D(device(destination), device(source), byteLength, stream);
   }
 
+  /** Either side may be any memory: what the driver does not know is the host's. */
+  unified(destination: number, source: number, byteLength: number, stream: number): number {
+    const sideAt = (address: number) => this.#world.ranges.find(address) === undefined ? host(address) : anyMemory(address);
+    return this.#copy1D(sideAt(destination), sideAt(source), byteLength, stream);
+  }
+
   #copy1D(destination: Side, source: Side, byteLength: number, stream: number): number {
     const row = (side: Side) => ({ ...side, pitch: byteLength });
     return this.#copy(row(destination), row(source), byteLength, 1, stream);
@@ -88,8 +96,10 @@ export class Copies {
   #copy(destination: Side, source: Side, width: number, height: number, streamHandle: number): number {
     const stream = this.#streams.resolve(streamHandle);
     if (width === 0 || height === 0) return 0;
-    for (const { isHost, address, pitch } of [destination, source]) {
-      if (!isHost) this.#check(address, pitch * (height - 1) + width, stream);
+    for (const { isHost, mustBeDevice, address, pitch } of [destination, source]) {
+      if (isHost) continue;
+      if (mustBeDevice && this.#isHostPool(address)) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
+      this.#check(address, pitch * (height - 1) + width, stream);
     }
     const isPageable = (side: Side) => side.isHost && this.#world.ranges.find(side.address) === undefined;
     const mustStage = isPageable(source) && !this.#world.queue.startsAtOnce(stream, this.#world.faults.workMs);
@@ -142,6 +152,12 @@ export class Copies {
     }
   }
 
+  #isHostPool(address: number): boolean {
+    const range = this.#world.ranges.find(address);
+    return range !== undefined && (range.kind === POOL || range.kind === POOL_IMPORT) &&
+      this.#world.tables.pools.get(range.owner, "locationType") !== CU_MEM_LOCATION_TYPE_DEVICE;
+  }
+
   #isAccessible(range: Range, device: number, isFill: boolean): boolean {
     switch (range.kind) {
       case VIRTUAL:
@@ -158,11 +174,15 @@ export class Copies {
 }
 
 function device(address: number): Side {
-  return { address, pitch: 0, isHost: false };
+  return { address, pitch: 0, isHost: false, mustBeDevice: true };
 }
 
 function host(address: number): Side {
-  return { address, pitch: 0, isHost: true };
+  return { address, pitch: 0, isHost: true, mustBeDevice: false };
+}
+
+function anyMemory(address: number): Side {
+  return { address, pitch: 0, isHost: false, mustBeDevice: false };
 }
 
 function dropStaging(width: number, height: number, staging: number): void {
@@ -182,12 +202,12 @@ function side(
   const address = (isHost ? hostAddress : deviceAddress) ?? 0;
   const rowPitch = pitch === 0 ? x + width : pitch;
   if (x + width > rowPitch) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
-  return { address: Number(address) + y * rowPitch + x, pitch: rowPitch, isHost };
+  return { address: Number(address) + y * rowPitch + x, pitch: rowPitch, isHost, mustBeDevice: !isHost };
 }
 
 /** Takes a copy of pageable memory, as the driver does, so that the caller may change it at once. */
 function stage(source: Side, width: number, height: number): Side {
   const address = mapAnonymous(width * height);
   for (let row = 0; row < height; row++) copyBytes(address + row * width, source.address + row * source.pitch, width);
-  return { address, pitch: width, isHost: true };
+  return { address, pitch: width, isHost: true, mustBeDevice: false };
 }

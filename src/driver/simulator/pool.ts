@@ -30,6 +30,9 @@ type Pool = RowOf<"pools">;
 
 export const CHUNK_BYTES = 32 * 2 ** 20;
 const ALIGNMENT = 512;
+/** `exported` of a pool of which a pointer was exported too: then its open descriptors keep its memory in use. */
+const POINTER_EXPORTED = 2;
+
 /** Where a pool's memory records which of its chunks are reserved. */
 const CHUNK_FLAGS_AT = 4096;
 const MAX_CHUNKS = DATA_AT - CHUNK_FLAGS_AT;
@@ -152,7 +155,7 @@ export class Pools {
   }
 
   #release(pool: Pool): void {
-    if (pool.exported !== 0) this.#backing.abandon(this.#memory(pool));
+    if (pool.exported === POINTER_EXPORTED) this.#backing.abandon(this.#memory(pool));
     else this.#backing.release(this.#memory(pool));
     this.#world.tables.pools.destroy(pool.id);
   }
@@ -394,7 +397,7 @@ export class Pools {
     }
     const fd = libc().fcntl(this.#memory(pool).fd, F_DUPFD, 0); // without close-on-exec, as the driver's
     if (fd < 0) throw systemError("fcntl", "Cannot duplicate a pool's file descriptor");
-    pool.exported = 1;
+    pool.exported ||= 1;
     this.#world.put(0);
     return this.#world.putI32(fd);
   }
@@ -426,6 +429,7 @@ export class Pools {
     if (range === undefined || range.kind !== POOL || range.freeing !== 0) return CUDA_ERROR_INVALID_VALUE;
     const pool = this.#world.tables.pools.at(range.owner);
     if (pool.exported === 0) return CUDA_ERROR_INVALID_VALUE;
+    pool.exported = POINTER_EXPORTED;
     const bytes = new Uint8Array(OPAQUE_BYTES);
     const view = new DataView(bytes.buffer);
     view.setFloat64(EXPORT.pool, pool.key, true);

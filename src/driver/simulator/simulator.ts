@@ -304,6 +304,12 @@ export class SimulatedDriver implements CudaDriver {
       () => this.#copies.deviceToDevice(toNumber(destination), toNumber(source), toNumber(byteLength), toNumber(stream)),
     );
   }
+  memcpyAsync(destination: Address, source: Address, byteLength: Size, stream: Address): number {
+    return this.#call(
+      "cuMemcpyAsync",
+      () => this.#copies.unified(toNumber(destination), toNumber(source), toNumber(byteLength), toNumber(stream)),
+    );
+  }
   memcpyPeerAsync(
     destination: Address,
     destinationContext: Address,
