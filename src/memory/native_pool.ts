@@ -20,6 +20,7 @@ import { OutOfMemoryError } from "../errors.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import type { Allocation } from "./allocation.ts";
 import type { VirtualAllocation } from "./virtual_allocation.ts";
+import { pendingBytes } from "./reaper.ts";
 import { closeOsHandle, ipcHandleType, readOsHandle, securityAttributes } from "./os_handle.ts";
 
 /** The driver rounds a pool's size up to multiples of this. */
@@ -175,7 +176,8 @@ export class NativePool {
       return;
     }
     throw new OutOfMemoryError(
-      `Cannot allocate ${byteLength} bytes from ${this}: ${usedBytes} bytes are in use and maxBytes allows ${this.#limit}`,
+      `Cannot allocate ${byteLength} bytes from ${this}: ${usedBytes} bytes are in use and maxBytes allows ${this.#limit}; ` +
+        `${pendingBytes()} bytes wait for their streams, ${this.leasedBytes} are leased to other processes`,
       { code: CUDA_ERROR_OUT_OF_MEMORY, resultName: resultName(CUDA_ERROR_OUT_OF_MEMORY), call: "cuMemCreate" },
     );
   }

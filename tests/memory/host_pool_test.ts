@@ -190,6 +190,9 @@ for (const runtime of ["deno", "bun"] as const) {
         if (withDevice) {
           await peer.ask({ do: "fill", name: "b", value: 3, byteOffset: 1, byteLength: 1 });
           assertEquals(buffer.view[101], 3);
+        } else {
+          const problem = await peer.ask({ do: "read", name: "b" }).then(() => "read", String);
+          assertMatch(problem, /NotSupportedError.*imported without one. Use buffer.view/);
         }
         assertEquals(await peer.ask({ do: "hasContext" }), withDevice);
         await peer.ask({ do: "free", name: "b" });
