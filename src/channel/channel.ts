@@ -15,6 +15,7 @@ import {
   readBlock,
   readClose,
   readCredit,
+  readForget,
   readForward,
   readForwarded,
   readForwardReleased,
@@ -328,6 +329,8 @@ export class IpcChannel extends Closable {
         return this.#forwarding.onForwarded(readForwarded(json));
       case "forwardReleased":
         return this.#forwarding.onForwardReleased(readForwardReleased(json));
+      case "forget":
+        return link.forget(readForget(json));
       case "close":
         readClose(json);
         if (this.#reason !== undefined) return this.#settleQuiet(); // it has seen ours, and sends nothing any more

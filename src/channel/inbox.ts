@@ -18,7 +18,7 @@ import { readMessage, type Window } from "../wire/messages.ts";
 import { OUR_WINDOW } from "./handshake.ts";
 import type { Link } from "./link.ts";
 import type { MessageParts } from "./message.ts";
-import { notVisible } from "./pools.ts";
+import { notVisible, type PeerPool } from "./pools.ts";
 import { bindHold, type HoldOwner, ReceivedHold } from "./received.ts";
 import type { Slot } from "./words.ts";
 
@@ -28,7 +28,7 @@ const CREDIT_BYTES = OUR_WINDOW.bytes / 8;
 
 interface IncomingBuffer {
   readonly name: string;
-  readonly pool: number | null;
+  readonly pool: PeerPool | null;
   readonly descriptor: BufferDescriptor;
   readonly fds: number[];
   readonly hold: ReceivedHold;
@@ -117,10 +117,9 @@ export class Inbox {
     const slots = json.buffers.map(({ release }) => peerBlocks.slot(release));
     const ready = json.ready === null ? null : peerBlocks.slot(json.ready);
     const buffers = json.buffers.map(({ name, pool, descriptorBytes, fds: fdCount }) => {
-      if (pool !== null && !peerPools.has(pool)) {
-        throw new ProtocolError(`Cannot take buffer "${name}": the peer has announced no pool ${pool}`);
-      }
-      return { name, pool, descriptor: BufferDescriptor.fromBytes(bytes.take(descriptorBytes)), fds: fds.take(fdCount) };
+      const known = pool === null ? null : peerPools.get(pool);
+      if (known === undefined) throw new ProtocolError(`Cannot take buffer "${name}": the peer has announced no pool ${pool}`);
+      return { name, pool: known, descriptor: BufferDescriptor.fromBytes(bytes.take(descriptorBytes)), fds: fds.take(fdCount) };
     });
     const events = json.events.map(({ name, descriptorBytes }) => ({
       name,
@@ -132,6 +131,7 @@ export class Inbox {
     fds.end();
     // Nothing can be refused any more: from here on the descriptors and holds have owners
     for (const { word } of fences) word.block.hold();
+    for (const { pool } of buffers) pool?.hold();
     ready?.word.block.hold();
     return {
       data: json.data,
@@ -207,8 +207,7 @@ export class Inbox {
       hold.release();
     }
     for (const { fds } of handles) discardFds(...fds.splice(0));
-    for (const { word } of fences) word.block.release();
-    ready?.word.block.release();
+    release({ buffers, fences, ready });
   }
 
   // ---- opening
@@ -266,8 +265,7 @@ export class Inbox {
         fences: byName(fences, ({ word, writer }) => this.#openFence(word, writer)),
         handles: byName(handles, ({ fds, poolId }) => ownDriverHandle(fds.pop()!, poolId ?? "")),
       };
-      for (const { word } of fences) word.block.release();
-      ready?.word.block.release();
+      release({ buffers, fences, ready });
       return parts;
     } catch (error) {
       for (const thing of opened) thing.close();
@@ -283,9 +281,8 @@ export class Inbox {
     return buffer;
   }
 
-  #openFromPool(id: number, descriptor: BufferDescriptor, stream: CudaStream | undefined): DeviceBuffer {
-    const { peerPools, devices } = this.#link;
-    const pool = peerPools.open(id, devices);
+  #openFromPool(announced: PeerPool, descriptor: BufferDescriptor, stream: CudaStream | undefined): DeviceBuffer {
+    const pool = announced.open(this.#link.devices);
     return DeviceBuffer.import(pool, descriptor, pool.device === null ? {} : { stream: this.#streamOf(pool.device, stream) });
   }
 
@@ -352,6 +349,13 @@ export class Inbox {
     for (const stream of this.#ownStreams.values()) stream.close();
     this.#ownStreams.clear();
   }
+}
+
+/** What a message needed until it was opened or given up. */
+function release({ buffers, fences, ready }: Pick<Incoming, "buffers" | "fences" | "ready">): void {
+  for (const { pool } of buffers) pool?.release();
+  for (const { word } of fences) word.block.release();
+  ready?.word.block.release();
 }
 
 /** Takes parts of a list one after the other: too few is an error, and so are some too many. */

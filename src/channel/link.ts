@@ -2,18 +2,56 @@
 import type { Device } from "../device.ts";
 import { ProtocolError } from "../errors.ts";
 import { discardFds, duplicateFd } from "../os/fd.ts";
-import type { FenceBlock } from "../share/fence_block.ts";
+import { FenceBlock } from "../share/fence_block.ts";
 import { encodeFrame, type FrameType } from "../wire/frame.ts";
 import type { MemoryKind } from "../wire/descriptor.ts";
-import type { ProcessJson, Window, WordValue } from "../wire/messages.ts";
+import { type ForgetJson, MAX_ANNOUNCED, type ProcessJson, type Window, type WordValue } from "../wire/messages.ts";
 import type { Greeted, Peer } from "./handshake.ts";
 import { PeerProcess } from "./peer_process.ts";
 import { type AnyNativePool, PeerPools, poolFd } from "./pools.ts";
 import type { Outgoing, Transport } from "./transport.ts";
 import { PeerBlocks, type Slot, WordPool } from "./words.ts";
 
-/** What a peer may make us watch. */
-const MAX_PROCESSES = 256;
+/** Things of a kind that we keep announced: half of what the peer must keep. */
+const MAX_KEPT = MAX_ANNOUNCED / 2;
+
+/** What was announced and not forgotten, the least recently used first. */
+class Announcements<T extends object> {
+  readonly kind: keyof ForgetJson;
+  readonly #ids = new Map<T, number>();
+  #next = 0;
+
+  constructor(kind: keyof ForgetJson) {
+    this.kind = kind;
+  }
+
+  get things(): Iterable<T> {
+    return this.#ids.keys();
+  }
+
+  /** The thing's number, and what has to be forgotten for it. */
+  idOf(thing: T, announce: (id: number) => void): { id: number; forgotten?: { thing: T; id: number } } {
+    const known = this.#ids.get(thing);
+    if (known !== undefined) {
+      this.#ids.delete(thing);
+      this.#ids.set(thing, known);
+      return { id: known };
+    }
+    const id = this.#next;
+    announce(id);
+    this.#next++;
+    this.#ids.set(thing, id);
+    if (this.#ids.size <= MAX_KEPT) return { id };
+    const [[oldest, oldId]] = this.#ids;
+    this.#ids.delete(oldest);
+    return { id, forgotten: { thing: oldest, id: oldId } };
+  }
+}
+
+/** Blocks and processes are held while they are announced; pools are not. */
+function release(thing: object): void {
+  if (thing instanceof FenceBlock || thing instanceof PeerProcess) thing.release();
+}
 
 export class Link {
   readonly transport: Transport;
@@ -28,10 +66,11 @@ export class Link {
   readonly peerBlocks: PeerBlocks = new PeerBlocks();
   readonly peerPools: PeerPools = new PeerPools();
   readonly #peerProcesses = new Map<number, PeerProcess>();
-  readonly #blockIds = new Map<FenceBlock, number>();
-  readonly #poolIds = new WeakMap<AnyNativePool, number>();
-  #pools = 0;
-  readonly #processIds = new Map<PeerProcess, number>();
+  readonly #blocks = new Announcements<FenceBlock>("blocks");
+  readonly #pools = new Announcements<AnyNativePool>("pools");
+  readonly #processes = new Announcements<PeerProcess>("processes");
+  /** Sends a frame behind all messages that wait. */
+  sendBehind: (bytes: Uint8Array) => void = (bytes) => this.transport.send(bytes);
 
   constructor({ transport, peer, process, hello }: Greeted, devices: readonly Device[]) {
     this.transport = transport;
@@ -52,14 +91,20 @@ export class Link {
     return this.transport.send(encodeFrame(type, json, fds.length), fds, settle);
   }
 
-  /** The number of a block that the peer has mapped or is about to. It is kept until the link ends. */
+  /** The number of a block that the peer has mapped or is about to. */
   blockId(block: FenceBlock): number {
-    let id = this.#blockIds.get(block);
-    if (id === undefined) {
+    return this.#announce(this.#blocks, block, (id) => {
       const fd = duplicateFd(block.fd);
-      this.#blockIds.set(block, id = this.#blockIds.size);
       block.hold();
       this.send("block", { id, byteLength: block.byteLength }, [fd]);
+    });
+  }
+
+  #announce<T extends object>(announcements: Announcements<T>, thing: T, announce: (id: number) => void): number {
+    const { id, forgotten } = announcements.idOf(thing, announce);
+    if (forgotten !== undefined) {
+      release(forgotten.thing);
+      this.sendBehind(encodeFrame("forget", { blocks: [], pools: [], processes: [], [announcements.kind]: [forgotten.id] }));
     }
     return id;
   }
@@ -71,34 +116,37 @@ export class Link {
 
   /** The number of a pool that the peer can import. */
   poolId(pool: AnyNativePool, memoryKind: MemoryKind, deviceUuid: string): number {
-    let id = this.#poolIds.get(pool);
-    if (id === undefined) {
-      const fd = poolFd(pool);
-      this.#poolIds.set(pool, id = this.#pools++);
-      this.send("pool", { id, memoryKind, deviceUuid, poolId: pool.id }, [fd]);
-    }
-    return id;
+    return this.#announce(this.#pools, pool, (id) => {
+      this.send("pool", { id, memoryKind, deviceUuid, poolId: pool.id }, [poolFd(pool)]);
+    });
   }
 
   /** The number of a third process that the peer can watch. */
   processId(process: PeerProcess): number {
-    let id = this.#processIds.get(process);
-    if (id === undefined) {
+    return this.#announce(this.#processes, process, (id) => {
       const fd = process.duplicatePidfd();
-      this.#processIds.set(process, id = this.#processIds.size);
       process.hold();
       this.send("process", { id, identity: process.identity }, [fd]);
-    }
-    return id;
+    });
   }
 
   /** Takes the pidfd over. */
   addProcess({ id, identity }: ProcessJson, pidfd: number): void {
-    if (this.#peerProcesses.has(id) || this.#peerProcesses.size >= MAX_PROCESSES) {
+    if (this.#peerProcesses.has(id) || this.#peerProcesses.size >= MAX_ANNOUNCED) {
       discardFds(pidfd);
-      throw new ProtocolError(`Cannot take process ${id} from the peer: expected a new number, at most ${MAX_PROCESSES} of them`);
+      throw new ProtocolError(`Cannot take process ${id} from the peer: expected a new number, at most ${MAX_ANNOUNCED} of them`);
     }
     this.#peerProcesses.set(id, new PeerProcess(identity, pidfd));
+  }
+
+  /** What the peer will not name any more. */
+  forget({ blocks, pools, processes }: ForgetJson): void {
+    for (const id of blocks) this.peerBlocks.forget(id);
+    for (const id of pools) this.peerPools.forget(id);
+    for (const id of processes) {
+      this.#peerProcesses.get(id)?.release();
+      this.#peerProcesses.delete(id);
+    }
   }
 
   peerProcess(id: number): PeerProcess {
@@ -113,8 +161,8 @@ export class Link {
     this.peerPools.close();
     this.peerBlocks.close();
     this.words.close();
-    for (const block of this.#blockIds.keys()) block.release();
-    for (const process of this.#processIds.keys()) process.release();
+    for (const block of this.#blocks.things) block.release();
+    for (const process of this.#processes.things) process.release();
     for (const process of this.#peerProcesses.values()) process.release();
     this.process.release();
   }

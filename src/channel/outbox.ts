@@ -76,7 +76,7 @@ interface Entry {
 
 export class Outbox {
   readonly #link: Link;
-  readonly #queue: Entry[] = [];
+  readonly #queue: (Entry | Uint8Array)[] = [];
   /** Everything that the peer may still release. */
   readonly #sent = new Map<number, readonly SentHold[]>();
   readonly #readySlots: Slot[] = [];
@@ -89,11 +89,12 @@ export class Outbox {
   constructor(link: Link) {
     this.#link = link;
     this.#credit = { ...link.window };
+    link.sendBehind = (bytes) => this.#sendBehind(bytes);
   }
 
   /** Messages that have not left yet. */
   get queuedMessages(): number {
-    return this.#queue.length;
+    return this.#queue.filter((entry) => !(entry instanceof Uint8Array)).length;
   }
 
   /** What the peer holds. */
@@ -286,9 +287,21 @@ export class Outbox {
     this.#pump();
   }
 
+  /** A frame that may not overtake the messages, and needs no credit. */
+  #sendBehind(bytes: Uint8Array): void {
+    if (this.#end !== undefined) return;
+    this.#queue.push(bytes);
+    this.#pump();
+  }
+
   #pump(): void {
     while (this.#queue.length > 0) {
       const entry = this.#queue[0];
+      if (entry instanceof Uint8Array) {
+        this.#queue.shift();
+        this.#link.transport.send(entry);
+        continue;
+      }
       const credit = this.#credit;
       if (entry.isWaiting || credit.messages < 1 || credit.bytes < entry.bytes.byteLength || credit.fds < entry.fds.length) {
         return;
@@ -359,6 +372,7 @@ export class Outbox {
   end(error: ChannelClosedError): void {
     this.#end = error;
     for (const entry of this.#queue.splice(0)) {
+      if (entry instanceof Uint8Array) continue;
       discardFds(...entry.fds);
       entry.settle(error);
     }

@@ -7,10 +7,7 @@ import { hostPoolParts, type NativeHostPool } from "../memory/native_host_pool.t
 import { NativePool, nativePool } from "../memory/native_pool.ts";
 import { MemoryPool } from "../memory/pool.ts";
 import { discardFds, duplicateFd, setCloseOnExec } from "../os/fd.ts";
-import type { PoolJson } from "../wire/messages.ts";
-
-/** What a peer may make us keep open. */
-const MAX_POOLS = 1024;
+import { MAX_ANNOUNCED, type PoolJson } from "../wire/messages.ts";
 
 /** What is behind a pool of device or of host memory. */
 export type AnyNativePool = NativePool | NativeHostPool;
@@ -41,36 +38,37 @@ function exportFd(pool: AnyNativePool): number {
   return duplicateFd(handle.fd);
 }
 
-interface Announced {
-  readonly json: PoolJson;
-  readonly handle: AllocationHandle;
-  pool: MemoryPool | HostPool | undefined;
-}
-
-/** Pools that the peer has announced. */
-export class PeerPools {
-  readonly #pools = new Map<number, Announced>();
+/** A pool of the peer, counted: messages that wait to be opened need it, whatever the peer forgets. */
+export class PeerPool {
+  readonly #json: PoolJson;
+  readonly #handle: AllocationHandle;
+  #pool: MemoryPool | HostPool | undefined;
+  #users = 1;
 
   /** Takes the descriptor over. */
-  add(json: PoolJson, fd: number): void {
-    if (this.#pools.has(json.id) || this.#pools.size >= MAX_POOLS) {
-      discardFds(fd);
-      throw new ProtocolError(`Cannot take pool ${json.id} from the peer: expected a new number, and at most ${MAX_POOLS} pools`);
-    }
-    this.#pools.set(json.id, { json, handle: ownDriverHandle(fd, json.poolId), pool: undefined });
+  constructor(json: PoolJson, fd: number) {
+    this.#json = json;
+    this.#handle = ownDriverHandle(fd, json.poolId);
   }
 
-  has(id: number): boolean {
-    return this.#pools.has(id);
+  hold(): void {
+    this.#users++;
+  }
+
+  release(): void {
+    if (--this.#users > 0) return;
+    this.#pool?.close();
+    this.#handle.close();
   }
 
   /** The pool, imported at its first use: on whichever of the devices it lies, or for the host. */
-  open(id: number, devices: readonly Device[]): MemoryPool | HostPool {
-    const announced = this.#pools.get(id)!;
-    return announced.pool ??= this.#import(announced, devices);
+  open(devices: readonly Device[]): MemoryPool | HostPool {
+    return this.#pool ??= this.#import(devices);
   }
 
-  #import({ json: { memoryKind, deviceUuid, poolId }, handle }: Announced, devices: readonly Device[]): MemoryPool | HostPool {
+  #import(devices: readonly Device[]): MemoryPool | HostPool {
+    const { memoryKind, deviceUuid, poolId } = this.#json;
+    const handle = this.#handle;
     const device = devices.find(({ uuid }) => uuid === deviceUuid);
     if (memoryKind === "host") {
       const pool = HostPool.import(handle, { device: device ?? devices[0], id: poolId });
@@ -82,12 +80,34 @@ export class PeerPools {
     handles.set(nativePool(pool, "receive a pool"), handle);
     return pool;
   }
+}
+
+/** Pools that the peer has announced. */
+export class PeerPools {
+  readonly #pools = new Map<number, PeerPool>();
+
+  /** Takes the descriptor over. */
+  add(json: PoolJson, fd: number): void {
+    if (this.#pools.has(json.id) || this.#pools.size >= MAX_ANNOUNCED) {
+      discardFds(fd);
+      throw new ProtocolError(
+        `Cannot take pool ${json.id} from the peer: expected a new number, and at most ${MAX_ANNOUNCED} pools`,
+      );
+    }
+    this.#pools.set(json.id, new PeerPool(json, fd));
+  }
+
+  get(id: number): PeerPool | undefined {
+    return this.#pools.get(id);
+  }
+
+  forget(id: number): void {
+    this.#pools.get(id)?.release();
+    this.#pools.delete(id);
+  }
 
   close(): void {
-    for (const { pool, handle } of this.#pools.values()) {
-      pool?.close();
-      handle.close();
-    }
+    for (const pool of this.#pools.values()) pool.release();
     this.#pools.clear();
   }
 }

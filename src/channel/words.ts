@@ -3,11 +3,10 @@ import { ProtocolError } from "../errors.ts";
 import { discardFds } from "../os/fd.ts";
 import { FenceBlock } from "../share/fence_block.ts";
 import { FenceWord } from "../share/fence_word.ts";
-import type { WordValue } from "../wire/messages.ts";
+import { MAX_ANNOUNCED, type WordValue } from "../wire/messages.ts";
 
 const BLOCK_BYTES = 4096;
 /** What a peer may make us map. */
-const MAX_PEER_BLOCKS = 1024;
 const MAX_PEER_BLOCK_BYTES = 1024 * 1024;
 
 /** A word for one use: reached when it is not below `value`, which no earlier use had. */
@@ -68,10 +67,10 @@ export class PeerBlocks {
   add(id: number, byteLength: number, fd: number): void {
     try {
       if (this.#blocks.has(id)) throw new ProtocolError(`Cannot take a fence block: its id ${id} is in use`);
-      if (this.#blocks.size >= MAX_PEER_BLOCKS || byteLength > MAX_PEER_BLOCK_BYTES || byteLength % 4096 !== 0) {
+      if (this.#blocks.size >= MAX_ANNOUNCED || byteLength > MAX_PEER_BLOCK_BYTES || byteLength % 4096 !== 0) {
         throw new ProtocolError(
           `Cannot take a fence block of ${byteLength} bytes: expected whole pages, at most ${MAX_PEER_BLOCK_BYTES} bytes each ` +
-            `and ${MAX_PEER_BLOCKS} blocks`,
+            `and ${MAX_ANNOUNCED} blocks`,
         );
       }
       this.#blocks.set(id, FenceBlock.map(fd, byteLength));
@@ -79,6 +78,12 @@ export class PeerBlocks {
       discardFds(fd);
       throw error;
     }
+  }
+
+  /** The peer will not name it any more. Words of it that are in use here stay. */
+  forget(id: number): void {
+    this.#blocks.get(id)?.release();
+    this.#blocks.delete(id);
   }
 
   /** A word that a message names. */

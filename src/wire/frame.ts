@@ -38,6 +38,7 @@ export const FRAME_TYPES = {
   forwarded: 11,
   forwardReleased: 12,
   close: 13,
+  forget: 14,
 } as const;
 export type FrameType = keyof typeof FRAME_TYPES;
 

@@ -110,9 +110,18 @@ export interface ForwardReleasedJson {
   readonly requests: readonly number[];
 }
 
+export interface ForgetJson {
+  readonly blocks: readonly number[];
+  readonly pools: readonly number[];
+  readonly processes: readonly number[];
+}
+
 export interface CloseJson {
   readonly reason: string;
 }
+
+/** Blocks, pools and processes that one side may have announced at a time. */
+export const MAX_ANNOUNCED = 128;
 
 const MAX_TEXT = 4096;
 /** How many things of one kind a message may name. */
@@ -316,6 +325,12 @@ export function readForwardReleased(json: unknown): ForwardReleasedJson {
   return {
     requests: new Fields("release", json).list("requests", MAX_ITEMS, (item) => integerItem(item, max)),
   };
+}
+
+export function readForget(json: unknown): ForgetJson {
+  const fields = new Fields("forget", json);
+  const ids = (name: string) => fields.list(name, MAX_ITEMS, (item) => integerItem(item, Number.MAX_SAFE_INTEGER));
+  return { blocks: ids("blocks"), pools: ids("pools"), processes: ids("processes") };
 }
 
 export function readClose(json: unknown): CloseJson {

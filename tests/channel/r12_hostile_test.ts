@@ -157,6 +157,20 @@ const HOSTILE: [string, (peer: RawPeer) => Promise<void>, string][] = [
     await peer.send("pool", poolJson(), [memfd()]);
     await peer.send("pool", poolJson(), [memfd()]);
   }, "a new number"],
+  ["too many pools", async (peer) => {
+    for (let id = 0; id <= 128; id++) await peer.send("pool", poolJson({ id }), [memfd()]);
+  }, "at most 128"],
+  ["too many blocks", async (peer) => {
+    for (let id = 0; id <= 128; id++) await peer.send("block", { id, byteLength: 4096 }, [memfd()]);
+  }, "128 blocks"],
+  ["a buffer of a pool that was forgotten", async (peer) => {
+    await peer.send("block", { id: 0, byteLength: 4096 }, [memfd()]);
+    await peer.send("pool", poolJson(), [memfd()]);
+    await peer.send("forget", { pools: [0, 5] });
+    const bytes = descriptor();
+    const buffers = [{ name: "a", pool: 0, descriptorBytes: bytes.byteLength, fds: 0, release: word }];
+    await peer.send("message", { ...message, buffers }, [], [bytes]);
+  }, "no pool 0"],
   ["a word of no block", (peer) => peer.send("message", { ...message, ready: word }), "no such word"],
   ["a word behind the block's end", async (peer) => {
     await peer.send("block", { id: 0, byteLength: 4096 }, [memfd()]);

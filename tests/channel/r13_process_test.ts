@@ -101,6 +101,43 @@ test("R14: a pool's handle crosses once for each channel, however many buffers a
   await balance.check();
 });
 
+test("R14: pools come and go over one channel, and the peer keeps few of them open", async () => {
+  const t = toolkit();
+  const balance = await Balance.take();
+  {
+    await using pair = await Pair.start();
+    await pair.peer.run((t) => {
+      t.kept.consuming = (async () => {
+        let fds = 0;
+        for (let count = 0; count < 200; count++) {
+          await using message = await t.kept.channel.receive({ stream: t.stream });
+          const [byte] = await message.buffers.buffer.read({ stream: t.stream });
+          if (byte !== message.data) throw new Error(`byte ${byte} in message ${message.data}`);
+          fds = Math.max(fds, t.fds().length);
+        }
+        return fds;
+      })();
+    });
+    const kept = t.createBuffer(4096, 0);
+    for (let count = 1; count <= 200; count++) {
+      const isKept = count % 3 === 0;
+      const { pool, buffer } = isKept ? kept : t.createBuffer(4096, 0);
+      buffer.fill(count, { stream: t.stream });
+      const lease = await pair.channel.send({ data: count, buffers: { buffer } }, { after: t.stream });
+      if (isKept) await lease.released;
+      else {
+        buffer.free();
+        pool.close();
+      }
+    }
+    const fds = await pair.peer.run((t) => t.kept.consuming as Promise<number>);
+    assert(fds < 100, `${fds} descriptors`);
+    kept.buffer.free();
+    kept.pool.close();
+  }
+  await balance.check();
+});
+
 const canUnshare = spawnSync("/bin/sh", ["-c", "unshare --mount true"]).status === 0;
 test(
   "containers: with a /dev/shm of its own a process shares buffers and fences; events fail with a reason",
