@@ -119,6 +119,7 @@ export interface CudaDriver extends Driver {
   // ---- virtual memory
   memCreate(byteLength: Size, prop: MemAllocationProp): number; // address
   memRelease(handle: Address): number;
+  memRetainAllocationHandle(address: Address): number; // address
   memAddressReserve(byteLength: Size, alignment: Size, address: Address): number; // address
   memAddressFree(address: Address, byteLength: Size): number;
   memMap(address: Address, byteLength: Size, byteOffset: Size, handle: Address): number;

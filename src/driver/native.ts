@@ -340,6 +340,9 @@ class NativeDriver implements CudaDriver {
   memRelease(handle: Address): number {
     return this.#lib.cuMemRelease(handle);
   }
+  memRetainAllocationHandle(address: Address): number {
+    return this.#lib.cuMemRetainAllocationHandle(this.#out0, address);
+  }
   memAddressReserve(byteLength: Size, alignment: Size, address: Address): number {
     return this.#lib.cuMemAddressReserve(this.#out0, byteLength, alignment, address, 0n);
   }

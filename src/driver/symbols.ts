@@ -366,6 +366,11 @@ export const DRIVER_SYMBOLS = {
     args: ["address"],
     result: "i32",
   },
+  cuMemRetainAllocationHandle: {
+    prototype: "CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)",
+    args: ["address", "address"],
+    result: "i32",
+  },
   cuMemAddressReserve: {
     prototype:
       "CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)",

@@ -1,5 +1,5 @@
 /** Device memory that somebody else allocated in this process, by its address. */
-import { type Address, addressFromBigInt, addressToBigInt, isNull, toSize } from "../../ffi/mod.ts";
+import { addOffset, type Address, addressFromBigInt, addressToBigInt, isNull, toSize } from "../../ffi/mod.ts";
 import type { Text } from "../arguments.ts";
 import type { Context } from "../context.ts";
 import { check } from "../driver/check.ts";
@@ -20,6 +20,13 @@ import { Allocation, type AllocationDescription, nextGeneration } from "./alloca
 import { type AllocationHandle, ownDriverHandle } from "./allocation_handle.ts";
 import { describeLegacy } from "./legacy_allocation.ts";
 import { closeOsHandle, ipcHandleType, readOsHandle } from "./os_handle.ts";
+import { granularityOf } from "./virtual_range.ts";
+
+/** A piece of physical memory, by a use of its handle that is ours. */
+interface Chunk {
+  readonly handle: Address;
+  byteLength: number;
+}
 
 /** The ids of pools that others made: the same pool has the same one. */
 const poolIds = new Map<Address, string>();
@@ -29,11 +36,21 @@ export class ForeignAllocation extends Allocation {
   override readonly kind = "foreign" as const;
   /** Kept from being collected while the memory is used. */
   readonly owner: unknown;
+  /** Up to where the wrapped part goes. */
+  readonly #neededBytes: number;
   #description: AllocationDescription | undefined;
 
-  private constructor(context: Context, address: Address, byteLength: number, stream: NativeStream, owner: unknown) {
+  private constructor(
+    context: Context,
+    address: Address,
+    byteLength: number,
+    stream: NativeStream,
+    owner: unknown,
+    neededBytes: number,
+  ) {
     super(context, address, byteLength, toSize(byteLength), stream);
     this.owner = owner;
+    this.#neededBytes = neededBytes;
   }
 
   /** Finds the allocation around an address; also where in it the address is. */
@@ -75,14 +92,10 @@ export class ForeignAllocation extends Allocation {
         `Cannot ${action}: ${byteLength} bytes pass the end of the memory, which has ${end - address} from that address on`,
       );
     }
-    const allocation = new ForeignAllocation(
-      context,
-      addressFromBigInt(first.start),
-      Number(end - first.start),
-      stream,
-      owner,
-    );
-    return { allocation, byteOffset: Number(address - first.start) };
+    const base = addressFromBigInt(first.start);
+    const byteOffset = Number(address - first.start);
+    const length = Number(end - first.start);
+    return { allocation: new ForeignAllocation(context, base, length, stream, owner, byteOffset + byteLength), byteOffset };
   }
 
   override describe(deviceUuid: string, action: Text): AllocationDescription {
@@ -110,14 +123,66 @@ export class ForeignAllocation extends Allocation {
     if (this.#attribute(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) !== 0n) {
       return describeLegacy(context, address, byteLength, deviceUuid);
     }
-    throw this.#notShareable(action);
+    const chunkByteLengths = this.#withChunks(action, (chunks) => chunks.map((chunk) => chunk.byteLength));
+    const mappedBytes = chunkByteLengths.reduce((sum, length) => sum + length, 0);
+    return {
+      memoryKind: "virtual",
+      deviceUuid,
+      exporter: ownIdentity(),
+      poolId: null,
+      generation: nextGeneration(),
+      allocationByteLength: Math.min(byteLength, mappedBytes),
+      chunkByteLengths,
+      opaque: new Uint8Array(0),
+    };
   }
 
-  /** The handle of the pool that the memory is of, for `MemoryPool.import`. */
+  /** The handle of the pool that the memory is of, for `MemoryPool.import`; or those of its chunks, for `importVirtual`. */
   override exportHandles(action: Text): AllocationHandle[] {
     const pool = this.#pool();
-    if (pool === undefined) throw this.#notShareable(action);
-    return [ownDriverHandle(this.#exportPool(pool), poolIdOf(pool))];
+    if (pool !== undefined) return [ownDriverHandle(this.#exportPool(pool), poolIdOf(pool))];
+    const { driver } = this.context;
+    return this.#withChunks(action, (chunks) => {
+      const handles: AllocationHandle[] = [];
+      try {
+        for (const { handle } of chunks) {
+          check(driver.memExportToShareableHandle(handle, ipcHandleType()), "cuMemExportToShareableHandle", this.context);
+          handles.push(ownDriverHandle(readOsHandle(driver.out)));
+        }
+        return handles;
+      } catch (error) {
+        for (const handle of handles) handle.close();
+        throw error;
+      }
+    });
+  }
+
+  /** Calls `body` with the chunks of virtual memory. The driver tells them by their handles only, one address at a time. */
+  #withChunks<T>(action: Text, body: (chunks: readonly Chunk[]) => T): T {
+    if ((this.#attribute(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) & BigInt(ipcHandleType())) === 0n) {
+      throw this.#notShareable(action);
+    }
+    const { driver } = this.context;
+    const step = granularityOf(this.context, ipcHandleType());
+    const chunks: Chunk[] = [];
+    try {
+      for (let byteOffset = 0; byteOffset < this.byteLength; byteOffset += step) {
+        if (driver.memRetainAllocationHandle(addOffset(this.address, byteOffset)) !== 0) {
+          if (byteOffset >= this.#neededBytes) break; // addresses that are reserved only
+          throw this.#notShareable(action);
+        }
+        const handle = driver.out.readAddress(0);
+        const last = chunks.at(-1);
+        if (last?.handle !== handle) chunks.push({ handle, byteLength: step });
+        else {
+          last.byteLength += step;
+          driver.memRelease(handle);
+        }
+      }
+      return body(chunks);
+    } finally {
+      for (const { handle } of chunks) driver.memRelease(handle);
+    }
   }
 
   #exportPool(pool: Address): number {
@@ -143,8 +208,10 @@ export class ForeignAllocation extends Allocation {
 
   #notShareable(action: Text): NotSupportedError {
     return new NotSupportedError(
-      `Cannot ${action}: the driver says that the memory at 0x${addressToBigInt(this.address).toString(16)} is of no pool that ` +
-        `can be shared, and has no legacy handle. Copy it to a buffer of a pool with { ipc: true }`,
+      `Cannot ${action}: the driver says that the memory at 0x${
+        addressToBigInt(this.address).toString(16)
+      } can be shared neither ` +
+        `by its pool, nor by its chunks, nor by a legacy handle. Copy it to a buffer of a pool with { ipc: true }`,
     );
   }
 

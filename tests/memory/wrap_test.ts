@@ -45,34 +45,50 @@ test("memory that cannot be shared says so", () => {
   assertThrows(() => other.ipcDescriptor, NotSupportedError);
 });
 
-test("wrapped memory of a shareable pool and of cuMemAlloc goes to a peer", { skip: skipWithout(currentRuntime) }, async () => {
-  using device = Device.open(0);
-  using stream = device.createStream();
-  using pool = MemoryPool.create(device, { ipc: true });
-  using pooled = pool.allocate(1000, { stream });
-  using plain = legacy.allocate(device, 1000, { stream });
-  pooled.fill(1, { stream });
-  plain.fill(2, { stream });
-  await stream.finished();
-  await using peer = await startPeer(currentRuntime);
-  {
-    using wrapped = DeviceBuffer.wrap(device, pooled.address + 100n, 50);
-    const [handle] = wrapped.exportHandles();
-    await peer.ask({ do: "importPool", name: "p", id: handle.poolId }, [handle.fd]);
-    handle.close();
-    await peer.open("a", wrapped.ipcDescriptor, [], "p");
-    await peer.ask({ do: "fill", name: "a", value: 9, byteOffset: 0, byteLength: 1 });
-    assertEquals(await pooled.read({ byteOffset: 99, byteLength: 3 }), new Uint8Array([1, 9, 1]));
-    await peer.ask({ do: "free", name: "a" });
-  }
-  {
-    using wrapped = DeviceBuffer.wrap(device, plain.address + 100n, 50);
-    assertEquals(wrapped.ipcDescriptor.memoryKind, "legacy");
-    assertEquals(legacy.memHandle(wrapped), legacy.memHandle(plain));
-    await peer.open("b", wrapped.ipcDescriptor);
-    await peer.ask({ do: "fill", name: "b", value: 9, byteOffset: 0, byteLength: 1 });
-    assertEquals(await plain.read({ byteOffset: 99, byteLength: 3 }), new Uint8Array([2, 9, 2]));
-    await peer.ask({ do: "free", name: "b" });
-  }
-  await peer.end();
-});
+test(
+  "wrapped memory of a shareable pool, of cuMemAlloc and of cuMemCreate goes to a peer",
+  { skip: skipWithout(currentRuntime) },
+  async () => {
+    using device = Device.open(0);
+    using stream = device.createStream();
+    using pool = MemoryPool.create(device, { ipc: true });
+    using pooled = pool.allocate(1000, { stream });
+    using plain = legacy.allocate(device, 1000, { stream });
+    pooled.fill(1, { stream });
+    plain.fill(2, { stream });
+    await stream.finished();
+    await using peer = await startPeer(currentRuntime);
+    {
+      using wrapped = DeviceBuffer.wrap(device, pooled.address + 100n, 50);
+      const [handle] = wrapped.exportHandles();
+      await peer.ask({ do: "importPool", name: "p", id: handle.poolId }, [handle.fd]);
+      handle.close();
+      await peer.open("a", wrapped.ipcDescriptor, [], "p");
+      await peer.ask({ do: "fill", name: "a", value: 9, byteOffset: 0, byteLength: 1 });
+      assertEquals(await pooled.read({ byteOffset: 99, byteLength: 3 }), new Uint8Array([1, 9, 1]));
+      await peer.ask({ do: "free", name: "a" });
+    }
+    {
+      using wrapped = DeviceBuffer.wrap(device, plain.address + 100n, 50);
+      assertEquals(wrapped.ipcDescriptor.memoryKind, "legacy");
+      assertEquals(legacy.memHandle(wrapped), legacy.memHandle(plain));
+      await peer.open("b", wrapped.ipcDescriptor);
+      await peer.ask({ do: "fill", name: "b", value: 9, byteOffset: 0, byteLength: 1 });
+      assertEquals(await plain.read({ byteOffset: 99, byteLength: 3 }), new Uint8Array([2, 9, 2]));
+      await peer.ask({ do: "free", name: "b" });
+    }
+    {
+      using small = VirtualMemory.allocate(device, 3_000_000, { ipc: true, stream });
+      using virtual = VirtualMemory.grow(small, 9_000_000, { stream });
+      virtual.fill(3, { stream });
+      await stream.finished();
+      using wrapped = DeviceBuffer.wrap(device, virtual.address + 100n, 8_000_000);
+      assertEquals(wrapped.ipcDescriptor.chunkByteLengths, virtual.ipcDescriptor.chunkByteLengths);
+      await peer.open("c", wrapped.ipcDescriptor, wrapped.exportHandles());
+      await peer.ask({ do: "fill", name: "c", value: 9, byteOffset: 7_999_999, byteLength: 1 });
+      assertEquals(await virtual.read({ byteOffset: 8_000_098, byteLength: 3 }), new Uint8Array([3, 9, 3]));
+      await peer.ask({ do: "free", name: "c" });
+    }
+    await peer.end();
+  },
+);

@@ -100,6 +100,7 @@ const ARGUMENTS: Readonly<Record<Method, string>> = {
   memsetD2D32Async: "as-ssa",
   memCreate: "s-",
   memRelease: "a",
+  memRetainAllocationHandle: "a",
   memAddressReserve: "ssa",
   memAddressFree: "as",
   memMap: "assa",

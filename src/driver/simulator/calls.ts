@@ -66,6 +66,7 @@ export const CALLS = [
   "cuMemsetD2D32Async",
   "cuMemCreate",
   "cuMemRelease",
+  "cuMemRetainAllocationHandle",
   "cuMemAddressReserve",
   "cuMemAddressFree",
   "cuMemMap",

@@ -370,6 +370,9 @@ export class SimulatedDriver implements CudaDriver {
   memRelease(handle: Address): number {
     return this.#call("cuMemRelease", () => this.#virtual.release(toNumber(handle)));
   }
+  memRetainAllocationHandle(address: Address): number {
+    return this.#call("cuMemRetainAllocationHandle", () => this.#virtual.retain(toNumber(address)));
+  }
   memAddressReserve(byteLength: Size, alignment: Size, _address: Address): number {
     return this.#call("cuMemAddressReserve", () => this.#virtual.reserve(toNumber(byteLength), toNumber(alignment)));
   }

@@ -111,6 +111,17 @@ export class VirtualMemory {
     return 0;
   }
 
+  /** Gives the handle of what is mapped at an address, as long as somebody holds it. */
+  retain(address: number): number {
+    const range = this.#world.ranges.find(address);
+    if (range?.kind !== VIRTUAL) return CUDA_ERROR_INVALID_VALUE;
+    const { physicals } = this.#world.tables;
+    const physical = physicals.at(range.owner);
+    if (physical.handles === 0) return CUDA_ERROR_NOT_SUPPORTED; // the real driver makes a new one
+    physical.handles++;
+    return this.#world.put(physicals.handle(physical.id));
+  }
+
   #dropUnused(physical: Physical): void {
     if (physical.handles > 0 || physical.mappings > 0) return;
     this.#backing.release(this.#memory(physical));
