@@ -77,6 +77,7 @@ test(
       assertEquals(await plain.read({ byteOffset: 99, byteLength: 3 }), new Uint8Array([2, 9, 2]));
       await peer.ask({ do: "free", name: "b" });
     }
+    const { freeBytes } = device.memoryInfo();
     {
       using small = VirtualMemory.allocate(device, 3_000_000, { ipc: true, stream });
       using virtual = VirtualMemory.grow(small, 9_000_000, { stream });
@@ -89,6 +90,8 @@ test(
       assertEquals(await virtual.read({ byteOffset: 8_000_098, byteLength: 3 }), new Uint8Array([3, 9, 3]));
       await peer.ask({ do: "free", name: "c" });
     }
+    await stream.finished();
+    assertEquals(device.memoryInfo().freeBytes, freeBytes); // nothing here holds its chunks
     await peer.end();
   },
 );
