@@ -4,6 +4,8 @@ import { clearTimeout, setImmediate, setTimeout } from "node:timers";
 /** How long a wait turns the event loop before it sleeps: short work is seen at once, long work costs no core. */
 const SPIN_MS = 0.5;
 const SLEEP_MS = 1;
+/** What has taken long may be seen a little later: by a hundredth of its time, up to this. */
+const MAX_SLEEP_MS = 3;
 
 interface Wait {
   readonly isDone: () => boolean;
@@ -17,7 +19,7 @@ let sleeping: ReturnType<typeof setTimeout> | undefined;
 
 /**
  * Resolves when `isDone` returns true, and rejects with what it throws, or with the signal's reason. `isDone` is
- * called at once and then from one timer that all waits share: about each millisecond.
+ * called at once and then from one timer that all waits share: about each millisecond, later every three.
  */
 export function pollUntil(isDone: () => boolean, signal?: AbortSignal): Promise<void> {
   return new Promise<void>((resolve, reject) => {
@@ -42,13 +44,14 @@ export function pollUntil(isDone: () => boolean, signal?: AbortSignal): Promise<
 
 function schedule(): void {
   if (waits.size === 0 || spinning) return;
-  if (performance.now() < spinUntil) {
+  const sinceSpin = performance.now() - spinUntil;
+  if (sinceSpin < 0) {
     clearTimeout(sleeping);
     sleeping = undefined;
     spinning = true;
     setImmediate(poll);
   } else {
-    sleeping ??= setTimeout(poll, SLEEP_MS);
+    sleeping ??= setTimeout(poll, Math.min(Math.max(SLEEP_MS, sinceSpin / 100), MAX_SLEEP_MS));
   }
 }
 
