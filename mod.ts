@@ -53,7 +53,7 @@ export {
   IpcChannel,
   type ReceiveOptions,
 } from "./src/channel/channel.ts";
-export { IpcMessage, type MessageParts, type ReleaseOptions } from "./src/channel/message.ts";
+export { IpcMessage, type ReleaseOptions } from "./src/channel/message.ts";
 export { IpcServer, type ListenOptions } from "./src/channel/server.ts";
 export { Lease, type LeaseOutcome } from "./src/channel/lease.ts";
 export type { Peer } from "./src/channel/handshake.ts";

@@ -1,9 +1,8 @@
 /** The greeting: who speaks, and whether the two sides understand each other. */
-import process from "node:process";
-import { runtimeName } from "../../ffi/mod.ts";
 import { PeerRejectedError, ProtocolError } from "../errors.ts";
 import { discardFds } from "../os/fd.ts";
 import { openPeerPidfd, openPidfd, ownIdentity, type PeerCredentials, peerCredentials, pidOfPidfd } from "../os/process.ts";
+import { currentRuntime, runtimeVersion } from "../os/runtime.ts";
 import { encodeFrame, type Frame, type FrameType } from "../wire/frame.ts";
 import { type Hello, readHello, readReject, type Window } from "../wire/messages.ts";
 import { PeerProcess } from "./peer_process.ts";
@@ -38,7 +37,7 @@ export const GREETING_TIMEOUT_MS = 10_000;
 
 function ourHello(deviceUuids: readonly string[]): Hello {
   return {
-    runtime: `${runtimeName()} ${process.versions[runtimeName()] ?? ""}`,
+    runtime: `${currentRuntime()} ${runtimeVersion()}`,
     identity: ownIdentity(),
     deviceUuids,
     capabilities: ["fences", "forward"],

@@ -300,6 +300,7 @@ export class SharedFence extends Closable implements StreamFence {
     return new PeerGoneError(`Cannot ${action}: its writer, process ${this.#writerIdentity.pid}, has exited`);
   }
 
+  /** Called once, by `close`. */
   protected override onClose(): void {
     this.#writer?.release();
     this.#giveBack();

@@ -13,7 +13,7 @@ import {
   openDriver,
 } from "../../mod.ts";
 import { contextOf } from "../../src/context.ts";
-import { Claim, type Hold, holdFor, leaseSent, newLease } from "../../src/channel/lease.ts";
+import { type Claim, type Hold, holdFor, leaseSent, newLease } from "../../src/channel/lease.ts";
 import { PeerProcess } from "../../src/channel/peer_process.ts";
 import { WordPool } from "../../src/channel/words.ts";
 import { toSize } from "../../ffi/mod.ts";
