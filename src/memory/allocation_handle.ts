@@ -4,6 +4,7 @@ import { type Address, addressFromNumber } from "../../ffi/mod.ts";
 import { checkInteger, invalid, type Text } from "../arguments.ts";
 import { Closable } from "../closable.ts";
 import { InvalidArgumentError, NotSupportedError, ProtocolError } from "../errors.ts";
+import { NVIDIA_MAJOR } from "../os/driver_fds.ts";
 import { inspectFd } from "../os/fd.ts";
 import { copyHandleFrom, IS_WINDOWS } from "../os/windows.ts";
 import type { ProcessIdentity } from "../wire/identity.ts";
@@ -123,8 +124,6 @@ export function ownDriverHandle(fd: number, poolId?: string): AllocationHandle {
 export function driverHandle(handle: AllocationHandle): Address {
   return addressFromNumber(handle.fd);
 }
-
-const NVIDIA_MAJOR = 195;
 
 /** Refuses a descriptor that cannot be the driver's: a character device of NVIDIA's, or the simulator's shared memory. */
 export function checkDriverHandle(action: Text, handle: unknown, simulated: boolean): asserts handle is AllocationHandle {

@@ -13,12 +13,11 @@ import type { BufferDescriptor } from "../wire/descriptor.ts";
 import { readPoolExportData } from "../wire/export_data.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { type Allocation, ImportedAllocation, PoolAllocation } from "./allocation.ts";
-import { type AllocationHandle, driverHandle, ownDriverHandle } from "./allocation_handle.ts";
+import { type AllocationHandle, ownDriverHandle } from "./allocation_handle.ts";
 import { HostOnlyContext } from "./host_only.ts";
 import { importLimitError } from "./import_limit.ts";
 import type { HostPoolUsage, NativeHostPool } from "./native_host_pool.ts";
 import { NativePool } from "./native_pool.ts";
-import { ipcHandleType } from "./os_handle.ts";
 import { reap, reapAfter } from "./reaper.ts";
 
 /** Memory of a host pool of this process. */
@@ -86,10 +85,7 @@ export class DriverHostPool implements NativeHostPool {
 
   /** Without a device the context is a HostOnlyContext. */
   static import(context: Context, handle: AllocationHandle, id: string): DriverHostPool {
-    const { driver } = context;
-    const result = driver.memPoolImportFromShareableHandle(driverHandle(handle), ipcHandleType());
-    check(result, "cuMemPoolImportFromShareableHandle", context);
-    const pool = new NativePool(context, driver.out.readAddress(0), { id, ipc: true, imported: true });
+    const pool = NativePool.import(context, handle, id);
     try {
       if (!(context instanceof HostOnlyContext)) pool.allow(context.ordinal);
       return new DriverHostPool(pool);

@@ -17,8 +17,11 @@ import {
 } from "../driver/enums.ts";
 import { CUDA_ERROR_OUT_OF_MEMORY } from "../driver/results.ts";
 import { OutOfMemoryError } from "../errors.ts";
+import { hideDriverFds } from "../os/driver_fds.ts";
+import { IS_WINDOWS } from "../os/windows.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import type { Allocation } from "./allocation.ts";
+import { type AllocationHandle, driverHandle } from "./allocation_handle.ts";
 import type { VirtualAllocation } from "./virtual_allocation.ts";
 import { pendingBytes } from "./reaper.ts";
 import { closeOsHandle, ipcHandleType, readOsHandle, securityAttributes } from "./os_handle.ts";
@@ -210,6 +213,16 @@ export class NativePool {
     const { driver } = this.context;
     check(driver.memPoolGetAttribute(this.handle, attribute), "cuMemPoolGetAttribute", this);
     return driver.out.readNumber(0);
+  }
+
+  /** Opens another process's pool by its handle (`cuMemPoolImportFromShareableHandle`). */
+  static import(context: Context, handle: AllocationHandle, id: string): NativePool {
+    const { driver } = context;
+    const result = driver.memPoolImportFromShareableHandle(driverHandle(handle), ipcHandleType());
+    check(result, "cuMemPoolImportFromShareableHandle", context);
+    const pool = new NativePool(context, driver.out.readAddress(0), { id, ipc: true, imported: true });
+    if (driver.kind === "cuda" && !IS_WINDOWS) hideDriverFds();
+    return pool;
   }
 
   hold(): void {

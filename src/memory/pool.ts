@@ -13,7 +13,7 @@ import { IS_WINDOWS } from "../os/windows.ts";
 import type { CudaStream } from "../stream.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { PoolAllocation } from "./allocation.ts";
-import { type AllocationHandle, checkDriverHandle, driverHandle, ownDriverHandle } from "./allocation_handle.ts";
+import { type AllocationHandle, checkDriverHandle, ownDriverHandle } from "./allocation_handle.ts";
 import { type DeviceBuffer, wrapAllocation } from "./buffer.ts";
 import "./ipc_probe.ts"; // device.ipcSupport() asks it, and cannot import it itself
 import { NativePool, providePoolAccess } from "./native_pool.ts";
@@ -144,14 +144,7 @@ export class MemoryPool extends Closable {
     }
     checkDriverHandle(action, handle, context.driver.kind === "simulator");
     context.makeCurrent();
-    const result = context.driver.memPoolImportFromShareableHandle(driverHandle(handle), ipcHandleType());
-    check(result, "cuMemPoolImportFromShareableHandle", context);
-    const known = id ?? handle.poolId ?? "";
-    return new MemoryPool(
-      TOKEN,
-      device,
-      new NativePool(context, context.driver.out.readAddress(0), { id: known, ipc: true, imported: true }),
-    );
+    return new MemoryPool(TOKEN, device, NativePool.import(context, handle, id ?? handle.poolId ?? ""));
   }
 
   /** The device whose memory it holds. */

@@ -5,7 +5,8 @@
 import { type Address, addressFromNumber } from "../../ffi/mod.ts";
 import type { CudaDriver } from "../driver/driver.ts";
 import { NotSupportedError } from "../errors.ts";
-import { PROCESS_CELLS, processMemory } from "./process_memory.ts";
+import { disownMapping, type Entry, ownMapping, provideMappingRelease } from "./estate.ts";
+import { IMPORT_CELLS, processMemory } from "./process_memory.ts";
 
 /** The mapped address; for host memory, whose second import the driver refuses, its offset in the exporter's pool. */
 type Key = Address | bigint;
@@ -17,7 +18,7 @@ const FREE = 1; // the first free row
 const HEADS_AT = 2;
 const ROWS_AT = HEADS_AT + HEADS;
 const ROW_CELLS = 8;
-const MAX_ROWS = Math.floor((PROCESS_CELLS - ROWS_AT) / ROW_CELLS);
+const MAX_ROWS = Math.floor((IMPORT_CELLS - ROWS_AT) / ROW_CELLS);
 // Cells of a row. The first three are its key: what the driver returned, never what a peer claims
 const DRIVER = 0;
 const POOL = 1;
@@ -45,10 +46,12 @@ export class ImportedMapping {
   readonly #driver: CudaDriver;
   readonly #cells: Float64Array;
   readonly #at: number;
+  /** In the list of what this thread leaves behind. */
+  #entry: Entry = 0;
 
   private constructor(driver: CudaDriver, at: number) {
     this.#driver = driver;
-    this.#cells = processMemory().cells;
+    this.#cells = processMemory().imports;
     this.#at = at;
     this.address = addressFromNumber(this.#cells[at + ADDRESS]);
     this.byteLength = this.#cells[at + BYTE_LENGTH];
@@ -56,7 +59,7 @@ export class ImportedMapping {
 
   /** What is mapped at a place of a pool. Only inside `whileImporting`. */
   static find(driver: CudaDriver, pool: Address, key: Key): ImportedMapping | undefined {
-    const { cells } = processMemory();
+    const cells = processMemory().imports;
     for (let row = cells[headOf(driver, pool, key)]; row !== 0;) {
       const at = rowAt(row);
       if (cells[at + PLACE] === Number(key) && cells[at + POOL] === Number(pool) && cells[at + DRIVER] === DRIVERS[driver.kind]) {
@@ -69,7 +72,7 @@ export class ImportedMapping {
 
   /** Registers what the driver has just mapped. Only inside `whileImporting`. */
   static add(driver: CudaDriver, pool: Address, key: Key, address: Address, byteLength: number): ImportedMapping {
-    const { cells } = processMemory();
+    const cells = processMemory().imports;
     const row = takeRow(cells);
     const at = rowAt(row);
     const head = headOf(driver, pool, key);
@@ -78,8 +81,9 @@ export class ImportedMapping {
     return new ImportedMapping(driver, at);
   }
 
-  /** Counts one user. Each is ended by `release`. Only inside `whileImporting`. */
+  /** Makes this object a user, until its `release`. Only inside `whileImporting`. */
   addUser(generation: number): void {
+    this.#entry = ownMapping(this.#driver, this.#at);
     this.#cells[this.#at + USERS]++;
     this.#cells[this.#at + GENERATION] = Math.max(this.#cells[this.#at + GENERATION], generation);
   }
@@ -89,26 +93,34 @@ export class ImportedMapping {
     return generation < this.#cells[this.#at + GENERATION];
   }
 
-  /** Ends one user; the last one unmaps. Gives the driver's result. No work uses the mapping any more. */
+  /** Ends this user; the last one unmaps. Gives the driver's result. No work uses the mapping any more. */
   release(): number {
     return processMemory().locked(() => {
-      // Counted down before the free: a thread that is terminated in between leaks, and nobody frees twice
-      if (--this.#cells[this.#at + USERS] > 0) return 0;
-      const result = this.#driver.memFree(this.address);
-      if (result === 0) this.#forget(); // else it is still mapped, for a later import to find
-      return result;
+      disownMapping(this.#entry);
+      return releaseUser(this.#driver, this.#at);
     });
   }
+}
 
-  #forget(): void {
-    const cells = this.#cells;
-    let link = headOf(this.#driver, cells[this.#at + POOL], cells[this.#at + PLACE]);
-    while (rowAt(cells[link]) !== this.#at) link = rowAt(cells[link]) + NEXT;
-    const row = cells[link];
-    cells[link] = cells[this.#at + NEXT];
-    cells[this.#at + NEXT] = cells[FREE];
-    cells[FREE] = row;
-  }
+provideMappingRelease(releaseUser);
+
+/** Only under the lock. */
+function releaseUser(driver: CudaDriver, at: number): number {
+  const cells = processMemory().imports;
+  // Counted down before the free: a thread that is terminated in between leaks, and nobody frees twice
+  if (--cells[at + USERS] > 0) return 0;
+  const result = driver.memFree(addressFromNumber(cells[at + ADDRESS]));
+  if (result === 0) forget(cells, driver, at); // else it is still mapped, for a later import to find
+  return result;
+}
+
+function forget(cells: Float64Array, driver: CudaDriver, at: number): void {
+  let link = headOf(driver, cells[at + POOL], cells[at + PLACE]);
+  while (rowAt(cells[link]) !== at) link = rowAt(cells[link]) + NEXT;
+  const row = cells[link];
+  cells[link] = cells[at + NEXT];
+  cells[at + NEXT] = cells[FREE];
+  cells[FREE] = row;
 }
 
 function rowAt(row: number): number {

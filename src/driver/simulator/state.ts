@@ -6,10 +6,11 @@
 import { createHostView, type HostView, NativeBlock, toSize } from "../../../ffi/mod.ts";
 import { NotSupportedError } from "../../errors.ts";
 import { closeFd } from "../../os/fd.ts";
+import { listNumbers } from "../../os/file.ts";
 import { cString, libc, systemError } from "../../os/libc.ts";
 import { createSharedMemory, mapMemory } from "../../os/memory.ts";
 import { CALLS } from "./calls.ts";
-import { fillBytes, listNumbers, now, readLink, sleepMicroseconds, toNumber, unmap } from "./native.ts";
+import { fillBytes, now, readLink, sleepMicroseconds, toNumber, unmap } from "./native.ts";
 import { cellsOf, type Row, Table, type TableShape } from "./table.ts";
 
 /**
