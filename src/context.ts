@@ -6,6 +6,24 @@ import { check } from "./driver/check.ts";
 import type { CudaDriver } from "./driver/driver.ts";
 import { CU_EVENT_DISABLE_TIMING } from "./driver/enums.ts";
 
+/** What a context knows of its streams. */
+interface ContextStream {
+  readonly handle: Address;
+  isIdle(): boolean;
+}
+
+/** Told of each stream that is made and given back. */
+export interface StreamObserver {
+  added(driver: CudaDriver, handle: Address): void;
+  removed(handle: Address): void;
+}
+let streamObserver: StreamObserver | undefined;
+
+/** For the layer that keeps what a thread leaves behind. */
+export function observeStreams(observer: StreamObserver): void {
+  streamObserver = observer;
+}
+
 // One word for each thread: every Worker has its own copy of this module.
 let current: Context | undefined;
 
@@ -19,7 +37,7 @@ export class Context {
   #holders = 0;
   #order: Address | undefined;
   readonly #beforeRelease: (() => void)[] = [];
-  readonly #streams = new Set<{ isIdle(): boolean }>();
+  readonly #streams = new Set<ContextStream>();
 
   constructor(driver: CudaDriver, ordinal: number, device: number) {
     this.driver = driver;
@@ -60,12 +78,14 @@ export class Context {
     this.#beforeRelease.push(end);
   }
 
-  addStream(stream: { isIdle(): boolean }): void {
+  addStream(stream: ContextStream): void {
     this.#streams.add(stream);
+    streamObserver?.added(this.driver, stream.handle);
   }
 
-  removeStream(stream: { isIdle(): boolean }): void {
+  removeStream(stream: ContextStream): void {
     this.#streams.delete(stream);
+    streamObserver?.removed(stream.handle);
   }
 
   /** Whether no stream of this thread has work queued on the device. */

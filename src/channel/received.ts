@@ -2,6 +2,7 @@
 import { Completion } from "../completion.ts";
 import type { Allocation } from "../memory/allocation.ts";
 import type { NativeStream } from "../native_stream.ts";
+import { disown, type Entry, ownWord } from "../share/estate.ts";
 import { watch } from "../share/fence_watch.ts";
 import { hasStreamMemoryOperations } from "../share/fence_word.ts";
 import type { PeerProcess } from "./peer_process.ts";
@@ -26,6 +27,8 @@ export class ReceivedHold {
   readonly index: number;
   readonly #slot: Slot;
   readonly owner: HoldOwner;
+  /** Written by a surviving thread, should this one end. */
+  readonly #estate: Entry;
   #isReleased = false;
 
   constructor(owner: HoldOwner, messageId: number, index: number, slot: Slot) {
@@ -33,7 +36,9 @@ export class ReceivedHold {
     this.messageId = messageId;
     this.index = index;
     this.#slot = slot;
-    slot.word.block.hold();
+    const { block, index: word } = slot.word;
+    block.hold();
+    this.#estate = ownWord(block.hostAddressOf(word), Number(slot.value));
   }
 
   get isReleased(): boolean {
@@ -67,6 +72,7 @@ export class ReceivedHold {
 
   #end(): void {
     this.#isReleased = true;
+    disown(this.#estate);
     this.owner.onReleased(this);
     this.#slot.word.block.release();
   }

@@ -6,6 +6,7 @@ import type { Device } from "../device.ts";
 import { InvalidArgumentError, PeerRejectedError, SystemCallError } from "../errors.ts";
 import { UnixServer } from "../os/connection.ts";
 import { peerCredentials } from "../os/process.ts";
+import { disown, type Entry, ownFd } from "../share/estate.ts";
 import { type ChannelDevices, checkDevices, firstFrame, type IpcChannel, newChannel } from "./channel.ts";
 import {
   type Awaited,
@@ -44,6 +45,8 @@ const TOKEN: unique symbol = Symbol("IpcServer");
  */
 export class IpcServer extends Closable {
   readonly #socket: UnixServer;
+  /** Closed by a surviving thread, should this one end. */
+  readonly #estate: Entry;
   readonly #devices: readonly Device[];
   readonly #allowUids: readonly number[];
   readonly #authorize: ListenOptions["authorize"];
@@ -57,6 +60,7 @@ export class IpcServer extends Closable {
     super();
     if (token !== TOKEN) throw new InvalidArgumentError("Cannot construct an IpcServer: use IpcServer.listen()");
     this.#socket = socket;
+    this.#estate = ownFd(socket.fd);
     this.#devices = devices;
     this.#allowUids = [...options.allowUids ?? [process.getuid!()]];
     this.#authorize = options.authorize;
@@ -187,6 +191,7 @@ export class IpcServer extends Closable {
   /** Called once, by `close`. */
   protected override onClose(): void {
     this.#forgetSignal();
+    disown(this.#estate);
     this.#socket.close();
     for (const transport of this.#greeting) transport.close();
     for (const channel of this.#ready.splice(0)) channel.close();

@@ -3,6 +3,7 @@ import { ChannelClosedError, ProtocolError } from "../errors.ts";
 import { closeFd, discardFds } from "../os/fd.ts";
 import { receiveBytes, sendBytes } from "../os/socket.ts";
 import { FdWatch } from "../os/waiter.ts";
+import { disown, type Entry, ownFd } from "../share/estate.ts";
 import { type Frame, FrameDecoder, MAX_FRAME_BYTES } from "../wire/frame.ts";
 
 /** How much is read before other things get their turn. */
@@ -26,6 +27,8 @@ export interface Outgoing {
 export class Transport {
   readonly socket: number;
   readonly #watch: FdWatch;
+  /** Closed by a surviving thread, should this one end. */
+  readonly #estate: Entry;
   readonly #handlers: TransportHandlers;
   readonly #decoder: FrameDecoder;
   readonly #queue: Outgoing[] = [];
@@ -38,6 +41,7 @@ export class Transport {
   constructor(socket: number, maxFrameBytes: number, handlers: TransportHandlers) {
     this.socket = socket;
     this.#watch = new FdWatch(socket);
+    this.#estate = ownFd(socket);
     this.#handlers = handlers;
     this.#decoder = new FrameDecoder(maxFrameBytes);
   }
@@ -162,6 +166,7 @@ export class Transport {
     this.#watch.close();
     this.#failQueue(undefined);
     discardFds(...this.#decoder.takeFds());
+    disown(this.#estate);
     closeFd(this.socket);
   }
 }

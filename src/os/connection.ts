@@ -56,6 +56,11 @@ export class UnixServer {
     return this.#listener.path;
   }
 
+  /** The socket that listens. */
+  get fd(): number {
+    return this.#listener.fd;
+  }
+
   /**
    * The next connection's socket, which the caller owns; null once the server is closed. Rejects with SystemCallError when
    * this process may open no more descriptors: the connection was turned away, and the server goes on.

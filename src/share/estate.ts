@@ -4,10 +4,10 @@
  * share, and a surviving one settles the list of a thread that has ended. With none left they end with the process.
  */
 import { setTimeout } from "node:timers";
-import { addressFromNumber, createHostView } from "../../ffi/mod.ts";
+import { type Address, addressFromNumber, createHostView } from "../../ffi/mod.ts";
 import { observeStreams } from "../context.ts";
 import type { CudaDriver } from "../driver/driver.ts";
-import { openDriver } from "../driver/mod.ts";
+import { chosenDriver, openDriver } from "../driver/mod.ts";
 import { CUDA_ERROR_NOT_READY } from "../driver/results.ts";
 import { discardFds } from "../os/fd.ts";
 import { watch } from "./fence_watch.ts";
@@ -83,12 +83,12 @@ export function disownMapping(entry: Entry): void {
   if (entry !== 0) remove(entry);
 }
 
-const streams = new Map<unknown, Entry>();
+const streams = new Map<Address, Entry>();
 observeStreams({
   added(driver, handle) {
     streams.set(handle, processMemory().locked(() => add(STREAM, Number(handle), DRIVERS.indexOf(driver.kind))));
   },
-  removed(_driver, handle) {
+  removed(handle) {
     disown(streams.get(handle) ?? 0);
     streams.delete(handle);
   },
@@ -175,17 +175,21 @@ function takeDead(): Item[][] {
 function settle(items: readonly Item[]): void {
   discardFds(...items.filter(({ kind }) => kind === FD).map(({ value }) => value));
   const streams = items.filter(({ kind }) => kind === STREAM).map(({ value, more }) => ({
-    driver: openDriver(DRIVERS[more]),
+    driver: driverOf(more),
     handle: addressFromNumber(value),
   }));
   const areIdle = () => streams.every(({ driver, handle }) => driver.streamQuery(handle) !== CUDA_ERROR_NOT_READY);
   watch(areIdle, () => {
     for (const { kind, value, more } of items) {
       if (kind === WORD) storeWord(value, BigInt(more));
-      else if (kind === MAPPING) processMemory().locked(() => releaseMapping(openDriver(DRIVERS[more]), value));
+      else if (kind === MAPPING) processMemory().locked(() => releaseMapping(driverOf(more), value));
     }
     for (const { driver, handle } of streams) driver.streamDestroy(handle);
   });
+}
+
+function driverOf(index: number): CudaDriver {
+  return chosenDriver("settle what a thread has left", openDriver(DRIVERS[index]));
 }
 
 /** The thread has never unmapped it. */

@@ -70,6 +70,11 @@ export class FenceBlock {
     return addOffset(this.#devices.get(context) ?? this.#register(context), index * WORD_BYTES);
   }
 
+  /** A word's address for this process's hosts. */
+  hostAddressOf(index: number): number {
+    return Number(this.#address) + index * WORD_BYTES;
+  }
+
   #register(context: Context): Address {
     const { driver } = context;
     context.makeCurrent();

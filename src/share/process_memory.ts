@@ -76,14 +76,16 @@ class ProcessMemory {
       const holder = Atomics.compareExchange(this.#words, LOCK, 0n, this.#holder);
       if (holder === 0n) return;
       if (spins < SPINS) continue;
-      if (!this.isRunning(threadOf(holder)) && Atomics.compareExchange(this.#words, LOCK, holder, this.#holder) === holder) return;
+      if (!this.isRunning(threadOf(holder)) && Atomics.compareExchange(this.#words, LOCK, holder, this.#holder) === holder) {
+        return;
+      }
       libc().usleep(SLEEP_US);
     }
   }
 
   /** Whether that very thread still runs. */
   isRunning({ tid, start }: ThreadIdentity): boolean {
-    return startOf(tid) === start;
+    return (startOf(tid) ?? 0) === start;
   }
 
   /** Whether it is this process's own: a forked child has its parent's. */
@@ -105,7 +107,10 @@ function threadOf(holder: bigint): ThreadIdentity {
   return { tid: Number(holder >> START_BITS), start: Number(holder & ((1n << START_BITS) - 1n)) };
 }
 
-/** When a thread of this process was started, in clock ticks since boot: below 2^40 for 300 years. */
+/**
+ * When a thread of this process was started, in clock ticks since boot: below 2^40 for 300 years. Undefined when it has ended;
+ * without /proc all threads count as running.
+ */
 function startOf(tid: number): number | undefined {
   const stat = readTextFile(`/proc/self/task/${tid}/stat`);
   return stat === undefined ? undefined : Number(stat.slice(stat.lastIndexOf(")") + 2).split(" ")[22 - 3]);
@@ -123,7 +128,7 @@ export function processMemory(): ProcessMemory {
 function open(): ProcessMemory {
   if (process.platform !== "linux") return new ProcessMemory(new ArrayBuffer(BYTES), { tid: 1, start: 0 }); // this thread's own
   const tid = libc().gettid();
-  const thread = { tid, start: startOf(tid)! };
+  const thread = { tid, start: startOf(tid) ?? 0 };
   const fd = createSharedMemory(NAME, BYTES);
   try {
     // A thread that came first may have found an address taken which is free now

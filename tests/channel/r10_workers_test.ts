@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { Worker } from "node:worker_threads";
 import { ClosedError, MemoryPool } from "../../mod.ts";
 import type { whileImporting } from "../../src/share/import_registry.ts";
-import { makeFolder, Pair, Peer, sleep, type Toolkit, toolkit } from "./harness.ts";
+import { makeFolder, Pair, Peer, sleep, type Toolkit, toolkit, until } from "./harness.ts";
 
 type WorkerToolkit = Toolkit & { whileImporting: typeof whileImporting };
 
@@ -45,10 +45,11 @@ async function startExporter(path: string): Promise<Peer> {
   const peer = await Peer.start();
   await peer.run((t, path) => {
     const { pool, buffer } = t.createBuffer(4096, 7);
-    Object.assign(t.kept, { pool, buffer, leases: [] });
+    Object.assign(t.kept, { pool, buffer, leases: [], channels: [] });
     const server = t.cuda.IpcServer.listen(path, { device: t.device });
     (async () => {
       for await (const channel of server) {
+        t.kept.channels.push(channel);
         t.kept.leases.push(await channel.send({ buffers: { buffer } }, { after: t.stream }));
       }
     })();
@@ -159,6 +160,32 @@ test("R10: a thread that is terminated with an import leaves the other's as it i
   await t.kept.message.release();
   await exporter.run((t) => t.kept.leases[1].released);
   t.kept.channel.close();
+});
+
+test("R10: what a terminated thread has left is settled by another one", { timeout: 20_000 }, async () => {
+  const t = toolkit();
+  using folder = makeFolder();
+  const path = `${folder.path}/socket`;
+  await using exporter = await startExporter(path);
+  const imports = () => t.device.isSimulated ? t.report().liveObjects.poolImports : 0;
+  const streams = () => t.device.isSimulated ? t.report().liveObjects.streams : 0;
+  const before = { imports: imports(), streams: streams() };
+  const thread = await Thread.start();
+  await thread.run(receive, path);
+  await thread.run((t) => {
+    t.keepBusy(t.stream, 300);
+    t.kept.message.buffers.buffer.fill(1, { stream: t.stream });
+  });
+  await thread.terminate();
+  const isReleased = () => exporter.run((t) => t.kept.leases[0].isReleased as boolean);
+  assertEquals(await isReleased(), false);
+  await until("its lease ends", isReleased);
+  assertEquals(await exporter.run((t) => t.kept.leases[0].outcome), "released");
+  await until(
+    "its import is unmapped and its streams are gone",
+    () => imports() <= before.imports && streams() <= before.streams,
+  );
+  await until("its socket is closed", () => exporter.run(async (t) => await t.kept.channels[0].closed === "disconnected"));
 });
 
 test("R10: a thread that ends in the middle of an import does not keep the lock", async () => {
