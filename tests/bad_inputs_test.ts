@@ -3,7 +3,9 @@
  * with mod.ts's exports and their members: a new one without an entry fails.
  */
 import { assert, assertEquals } from "@std/assert";
-import { test } from "node:test";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { after, test } from "node:test";
 import * as api from "../mod.ts";
 import { CudaIpcError } from "../mod.ts";
 import { createSharedMemory } from "../src/os/memory.ts";
@@ -17,6 +19,10 @@ const {
   DeviceBuffer,
   EventDescriptor,
   HostPool,
+  IpcChannel,
+  IpcMessage,
+  IpcServer,
+  Lease,
   legacy,
   MemoryPool,
   openDriver,
@@ -47,6 +53,24 @@ const virtualHandles = virtualBuffer.exportHandles();
 const legacyBuffer = legacy.allocate(device, 4096);
 const legacyHandle = legacy.memHandle(legacyBuffer);
 const fence = SharedFence.create(device, { initial: 5n });
+
+const folder = mkdtempSync(`${tmpdir()}/cuda-ipc-`);
+const server = IpcServer.listen(`${folder}/socket`, { device });
+const channel = await IpcChannel.connect(server.path, { device });
+const other = (await server.accept())!;
+const lease = await channel.send({ data: 1, buffers: { buffer } }, { after: stream });
+const message = await other.receive({ stream });
+const closedChannel = await IpcChannel.connect(server.path);
+closedChannel.close({ force: true });
+after(() => {
+  for (const end of [channel, other, server]) end.close();
+  rmSync(folder, { recursive: true });
+});
+
+function circular(): unknown {
+  const value: Record<string, unknown> = {};
+  return value.self = value;
+}
 
 function closed<T extends { close(): void }>(object: T): T {
   object.close();
@@ -458,6 +482,71 @@ const TABLE: Record<string, Call[]> = {
     ...bad("neededStream", (s) => fence.waitBefore(s, 1n)),
     ...bad("waitValue", (v) => fence.waitBefore(stream, v)),
   ],
+  "IpcServer.constructor": each(WRONG, (token) => Reflect.construct(IpcServer, [token, {}, [], {}])),
+  "IpcServer.listen": [
+    ...each(
+      [undefined, null, 5, {}, [], true, NaN, "", "x".repeat(108), "\0abstract", `${folder}/no/such/folder`],
+      (path) => IpcServer.listen(path),
+    ),
+    ...bad("options", (o) => IpcServer.listen(`${folder}/a`, o)),
+    ...each(BAD.device.filter((value) => value !== undefined), (d) => IpcServer.listen(`${folder}/a`, { device: d })),
+    ...each([null, 5, {}, "text", [5], [{}], [stream]], (d) => IpcServer.listen(`${folder}/a`, { devices: d })),
+    ...each(
+      [null, 5, {}, "0", [-1], [0.5], ["0"], [2 ** 32], [NaN]],
+      (uids) => IpcServer.listen(`${folder}/a`, { allowUids: uids }),
+    ),
+    ...each([null, 5, {}, "text", true, []], (authorize) => IpcServer.listen(`${folder}/a`, { authorize })),
+    ...bad("signal", (signal) => IpcServer.listen(`${folder}/a`, { signal })),
+    () => IpcServer.listen(server.path), // somebody listens there
+  ],
+  "IpcServer.accept": onOthers(IpcServer.prototype.accept as never),
+  "IpcServer.ref": onOthers(IpcServer.prototype.ref as never),
+  "IpcServer.unref": onOthers(IpcServer.prototype.unref as never),
+  "IpcChannel.constructor": each(WRONG, (token) => Reflect.construct(IpcChannel, [token, {}, {}, []])),
+  "IpcChannel.connect": [
+    ...each(
+      [undefined, null, 5, {}, [], true, NaN, "", "x".repeat(108), `${folder}/nobody`, folder],
+      (path) => IpcChannel.connect(path),
+    ),
+    ...bad("options", (o) => IpcChannel.connect(server.path, o)),
+    ...each(BAD.device.filter((value) => value !== undefined), (d) => IpcChannel.connect(server.path, { device: d })),
+    ...bad("signal", (signal) => IpcChannel.connect(server.path, { signal })),
+  ],
+  "IpcChannel.send": [
+    ...each(NOT_OBJECTS, (parts) => channel.send(parts)),
+    ...bad("options", (o) => channel.send({}, o)),
+    ...bad("stream", (s) => channel.send({}, { after: s })),
+    ...bad("signal", (signal) => channel.send({}, { signal })),
+    ...each([5n, Symbol("bad"), () => {}, circular()], (data) => channel.send({ data })),
+    ...["buffers", "events", "fences", "handles"].flatMap((part) =>
+      each(NOT_OBJECTS.slice(0, 6), (record) => channel.send({ [part]: record }))
+    ),
+    ...bad("buffer", (b) => channel.send({ buffers: { b } })),
+    ...bad("event", (e) => channel.send({ events: { e } })),
+    ...bad("fence", (f) => channel.send({ fences: { f } })),
+    ...bad("handle", (h) => channel.send({ handles: { h } })),
+    () => channel.send({ buffers: { plainBuffer } }),
+    () => channel.send({ data: "x".repeat(2 ** 25) }),
+    () => closedChannel.send({}),
+  ],
+  "IpcChannel.receive": [
+    ...bad("options", (o) => channel.receive(o)),
+    ...bad("stream", (s) => channel.receive({ stream: s })),
+    ...bad("signal", (signal) => channel.receive({ signal })),
+    () => closedChannel.receive(),
+  ],
+  "IpcChannel.messages": [
+    ...bad("options", (o) => channel.messages(o).next()),
+    ...bad("stream", (s) => channel.messages({ stream: s }).next()),
+    ...bad("signal", (signal) => channel.messages({ signal }).next()),
+  ],
+  "IpcChannel.stats": onOthers(IpcChannel.prototype.stats as never),
+  "IpcChannel.ref": onOthers(IpcChannel.prototype.ref as never),
+  "IpcChannel.unref": onOthers(IpcChannel.prototype.unref as never),
+  "IpcMessage.constructor": each(WRONG, (token) => Reflect.construct(IpcMessage, [token, {}, () => {}])),
+  "IpcMessage.release": [...bad("options", (o) => message.release(o)), ...bad("stream", (s) => message.release({ after: s }))],
+  "Lease.constructor": each(WRONG, (token) => Reflect.construct(Lease, [token, 0, []])),
+  "Lease.orderBefore": bad("neededStream", (s) => lease.orderBefore(s)),
   ...descriptorCases("BufferDescriptor", BufferDescriptor, descriptor),
   ...descriptorCases("EventDescriptor", EventDescriptor, eventDescriptor),
 };

@@ -141,6 +141,8 @@ export class Outbox {
   #prepare(parts: SendParts, after: CudaStream | undefined): Pick<Entry, "id" | "lease" | "bytes" | "fds" | "holds"> {
     const action = "send a message";
     const { data, buffers, events, fences, handles } = checkOptions(action, parts);
+    // JSON.stringify would leave these out without a word
+    if (typeof data === "function" || typeof data === "symbol") throw invalid(action, "data", data, "what JSON can say");
     const id = this.#nextId++;
     const lease = newLease(id, () => this.#sent.delete(id));
     const holds: SentHold[] = [];
