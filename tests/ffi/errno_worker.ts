@@ -3,8 +3,8 @@ import { parentPort, workerData } from "node:worker_threads";
 import { errno, openLibrary } from "../../ffi/mod.ts";
 import { SYMBOLS } from "./library.ts";
 
-const lib = openLibrary("the test library", [workerData as string], SYMBOLS);
-const rounds = 50_000;
+const { path, rounds } = workerData as { path: string; rounds: number };
+const lib = openLibrary("the test library", [path], SYMBOLS);
 let wrong = 0;
 for (let round = 0; round < rounds; round++) {
   const code = 1 + round % 133;
