@@ -3,7 +3,15 @@
  *
  * @module
  */
-export { type DriverName, openDriver } from "./src/driver/mod.ts";
+export {
+  type DriverName,
+  openDriver,
+  type SimulatorControl,
+  simulatorControl,
+  type SimulatorFault,
+  type SimulatorObjects,
+  type SimulatorReport,
+} from "./src/driver/mod.ts";
 export type { Driver as CudaDriver } from "./src/driver/driver.ts";
 export { Closable, type Remains, type WaitOptions } from "./src/closable.ts";
 export { Device, type DeviceOptions } from "./src/device.ts";

@@ -27,12 +27,15 @@ const {
   MemoryPool,
   openDriver,
   SharedFence,
+  simulatorControl,
   VirtualMemory,
 } = api;
 
 // ---- the world in which the calls are made: good objects, closed ones, and those of other classes
 
 const driver = openDriver("simulator");
+const simulator = simulatorControl(driver);
+const SimulatorControl = Object.getPrototypeOf(simulator) as typeof simulator;
 const device = Device.open(0, { driver });
 const stream = device.createStream();
 const pool = MemoryPool.create(device, { ipc: true });
@@ -547,6 +550,29 @@ const TABLE: Record<string, Call[]> = {
   "IpcMessage.release": [...bad("options", (o) => message.release(o)), ...bad("stream", (s) => message.release({ after: s }))],
   "Lease.constructor": each(WRONG, (token) => Reflect.construct(Lease, [token, 0, []])),
   "Lease.orderBefore": bad("neededStream", (s) => lease.orderBefore(s)),
+  simulatorControl: [...bad("driver", (d) => simulatorControl(d)), () => simulatorControl(undefined as never)],
+  "SimulatorControl.injectFault": [
+    ...each([...WRONG, simulator], (f) => simulator.injectFault(f)),
+    ...each(["", "cuNothing", "memAlloc", ...NOT_OBJECTS], (call) => simulator.injectFault({ call, code: 2 })),
+    ...bad("offset", (code) => simulator.injectFault({ call: "*", code })),
+    ...each([false, 1, "true", null, {}], (kill) => simulator.injectFault({ call: "*", kill })),
+    ...each([-1, NaN, "5", 5n, null, {}, true], (workMs) => simulator.injectFault({ call: "*", workMs })),
+    ...bad("size", (at) => simulator.injectFault({ call: "*", code: 2, at })),
+    ...each(BAD.size.filter((n) => n !== Infinity), (count) => simulator.injectFault({ call: "*", code: 2, count })),
+    () => simulator.injectFault({ call: "*", code: 2, workMs: 1 }),
+  ],
+  "SimulatorControl.occupyDevice": [
+    ...each(numbersExcept(999, "length"), (ordinal) => simulator.occupyDevice(ordinal, 0)),
+    ...each([-1, NaN, "5", 5n, null, undefined, {}, true], (ms) => simulator.occupyDevice(0, ms)),
+  ],
+  "SimulatorControl.loseContext": [
+    ...each(numbersExcept(999, "length"), (ordinal) => simulator.loseContext(ordinal)),
+    ...bad("size", (code) => simulator.loseContext(0, code)),
+  ],
+  "SimulatorControl.clearFaults": onOthers(SimulatorControl.clearFaults as never),
+  "SimulatorControl.dropWork": onOthers(SimulatorControl.dropWork as never),
+  "SimulatorControl.report": onOthers(SimulatorControl.report as never),
+  "SimulatorControl.reset": onOthers(SimulatorControl.reset as never),
   ...descriptorCases("BufferDescriptor", BufferDescriptor, descriptor),
   ...descriptorCases("EventDescriptor", EventDescriptor, eventDescriptor),
 };
@@ -624,6 +650,9 @@ function publicFunctions(): string[] {
         if (!WITHOUT_INPUT.includes(member) && member !== CLOSE_ASYNC) names.push(`${name}.${member}`);
       }
     }
+  }
+  for (const member of Object.getOwnPropertyNames(SimulatorControl)) {
+    if (!["constructor", "occupyStream"].includes(member)) names.push(`SimulatorControl.${member}`); // occupyStream is internal
   }
   return names.sort();
 }

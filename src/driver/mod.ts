@@ -6,6 +6,9 @@ import type { CudaDriver, Driver } from "./driver.ts";
 import { createNativeDriver } from "./native.ts";
 import { createSimulator } from "./simulator/mod.ts";
 
+export { simulatorControl } from "./simulator/mod.ts";
+export type { SimulatorControl, SimulatorFault, SimulatorObjects, SimulatorReport } from "./simulator/mod.ts";
+
 /** The names of the drivers. */
 export type DriverName = "cuda" | "simulator";
 

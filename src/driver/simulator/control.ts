@@ -1,15 +1,18 @@
 /** How tests make devices busy, inject faults, look at what is left, and start anew. */
 import type { Address } from "../../../ffi/mod.ts";
-import { InvalidArgumentError } from "../../errors.ts";
+import { checkInteger, invalid } from "../../arguments.ts";
 import { CUDA_ERROR_LAUNCH_FAILED } from "../results.ts";
 import type { Backing } from "./backing.ts";
 import { callNumber, CALLS } from "./calls.ts";
+import type { SimulatedDevice } from "./machine.ts";
 import { now, toNumber, unmap } from "./native.ts";
 import { BUSY } from "./queue.ts";
 import { HOST, LEGACY_IMPORT, PLAIN, POOL, POOL_IMPORT, REGISTERED, VIRTUAL } from "./ranges.ts";
 import type { SimulatorControl, SimulatorFault, SimulatorReport } from "./simulator_control.ts";
 import type { Streams } from "./stream.ts";
 import type { World } from "./world.ts";
+
+const MAX_CODE = 2 ** 31 - 1;
 
 /** See the interface for what each method does. */
 export class Control implements SimulatorControl {
@@ -33,17 +36,27 @@ export class Control implements SimulatorControl {
     }
   }
 
+  #device(action: string, ordinal: number): SimulatedDevice {
+    const { devices } = this.#world.machine;
+    return devices[checkInteger(action, "ordinal", ordinal, 0, devices.length - 1)];
+  }
+
   injectFault(fault: SimulatorFault): void {
-    const effects = [fault.code, fault.kill, fault.workMs].filter((effect) => effect !== undefined).length;
-    if (effects !== 1) throw invalid("inject a fault", "code, kill and workMs", `${effects} of them`, "exactly one");
-    if (fault.call !== "*" && callNumber(fault.call) === 0) {
-      throw invalid("inject a fault", "call", fault.call, 'the name of a driver function, such as "cuMemPoolCreate", or "*"');
+    const action = "inject a fault in the simulator";
+    if (typeof fault !== "object" || fault === null) throw invalid(action, "fault", fault, "an object");
+    // read once: what is armed is what was checked
+    const { call, code, kill, workMs, at, count } = fault;
+    if (call !== "*" && callNumber(call) === 0) {
+      throw invalid(action, "call", call, 'the name of a driver function, such as "cuMemPoolCreate", or "*"');
     }
-    checkNumber("inject a fault", "code", fault.code ?? 0, 0);
-    checkNumber("inject a fault", "workMs", fault.workMs ?? 0, 0);
-    checkNumber("inject a fault", "at", fault.at ?? 1, 1);
-    checkNumber("inject a fault", "count", fault.count ?? 1, 1);
-    this.#locked(() => this.#world.faults.arm(fault));
+    const effects = [code, kill, workMs].filter((effect) => effect !== undefined).length;
+    if (effects !== 1) throw invalid(action, "the number of code, kill and workMs", effects, "exactly 1");
+    if (code !== undefined) checkInteger(action, "code", code, 0, MAX_CODE);
+    if (kill !== undefined && kill !== true) throw invalid(action, "kill", kill, "true");
+    if (workMs !== undefined) checkDuration(action, "workMs", workMs);
+    if (at !== undefined) checkInteger(action, "at", at, 1);
+    if (count !== undefined && count !== Infinity) checkInteger(action, "count", count, 1);
+    this.#locked(() => this.#world.faults.arm({ call, code, kill, workMs, at, count }));
   }
 
   clearFaults(): void {
@@ -51,10 +64,9 @@ export class Control implements SimulatorControl {
   }
 
   occupyDevice(ordinal: number, ms: number): void {
-    const device = this.#world.machine.devices[ordinal];
-    const last = this.#world.machine.devices.length - 1;
-    if (device === undefined) throw invalid("occupy a device", "ordinal", ordinal, `0 to ${last}`);
-    checkNumber("occupy a device", "ms", ms, 0);
+    const action = "occupy a device of the simulator";
+    const device = this.#device(action, ordinal);
+    checkDuration(action, "ms", ms);
     this.#locked(() => {
       const row = this.#world.deviceRow(device.index);
       row.busyUntil = Math.max(row.busyUntil, now()) + ms;
@@ -63,15 +75,14 @@ export class Control implements SimulatorControl {
 
   /** Queues work on a stream, by its driver handle, that does nothing and takes so long. */
   occupyStream(stream: Address, ms: number): void {
-    checkNumber("occupy a stream", "ms", ms, 0);
+    checkDuration("occupy a stream of the simulator", "ms", ms);
     this.#locked(() => this.#world.queue.enqueue(this.#streams.resolve(toNumber(stream)), BUSY, {}, ms));
   }
 
   loseContext(ordinal: number, code: number = CUDA_ERROR_LAUNCH_FAILED): void {
-    const device = this.#world.machine.devices[ordinal];
-    const last = this.#world.machine.devices.length - 1;
-    if (device === undefined) throw invalid("lose a context", "ordinal", ordinal, `0 to ${last}`);
-    checkNumber("lose a context", "code", code, 1);
+    const action = "lose a context of the simulator";
+    const device = this.#device(action, ordinal);
+    checkInteger(action, "code", code, 1, MAX_CODE);
     this.#locked(() => this.#world.queue.loseContext(device.index, code));
   }
 
@@ -160,10 +171,6 @@ function count<T>(rows: Iterable<T>, isMeant: (row: T) => boolean): number {
   return sum;
 }
 
-function invalid(action: string, name: string, value: unknown, wanted: string): InvalidArgumentError {
-  return new InvalidArgumentError(`Cannot ${action} in the simulator: ${name} is ${String(value)}, expected ${wanted}`);
-}
-
-function checkNumber(action: string, name: string, value: number, min: number): void {
-  if (typeof value !== "number" || !(value >= min)) throw invalid(action, name, value, `a number from ${min}`);
+function checkDuration(action: string, name: string, value: number): void {
+  if (typeof value !== "number" || !(value >= 0)) throw invalid(action, name, value, "a number of milliseconds from 0");
 }

@@ -25,6 +25,15 @@ export function createSimulator(): CudaDriver {
 /**
  * What tests do with the simulator besides calling it: faults, busy devices, a report of what is left, a reset.
  *
+ * @example A pool that cannot be created
+ * ```ts
+ * const driver = openDriver("simulator");
+ * const simulator = simulatorControl(driver);
+ * simulator.injectFault({ call: "cuMemPoolCreate", code: 2, at: 1 });
+ * MemoryPool.create(Device.open(0, { driver })); // throws an OutOfMemoryError
+ * ```
+ *
+ * @param driver The simulator, as `openDriver("simulator")` gives it.
  * @throws {InvalidArgumentError} when `driver` is not the simulator.
  */
 export function simulatorControl(driver: Driver): SimulatorControl {
