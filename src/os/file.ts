@@ -46,10 +46,14 @@ export function readBytesAt(fd: number, byteLength: number, byteOffset: number):
   return block.bytes.slice(0, count);
 }
 
-/** The entries of a directory that are numbers. Through libc: Deno needs a permission for its own way. */
+/** The entries of a directory that are numbers; none of one that is gone, as a process's is. Through libc: Deno needs a permission for its own way. */
 export function listNumbers(path: string): number[] {
   const fd = libc().open(cString(path), O_CLOEXEC, 0);
-  if (fd < 0) throw systemError("open", `Cannot look at ${path}`);
+  if (fd < 0) {
+    const code = errno();
+    if (code === ENOENT) return [];
+    throw systemErrorOf(code, "open", `Cannot look at ${path}`);
+  }
   const { bytes, view } = entries ??= new NativeBlock(ENTRIES_BYTES);
   const numbers: number[] = [];
   try {
