@@ -191,6 +191,7 @@ export class HostPool extends Closable {
     return this.#native.exportHandle();
   }
 
+  /** Called once, by `close`. */
   protected override onClose(): void {
     this.#native.release();
   }
