@@ -13,7 +13,7 @@ import { join } from "node:path";
 import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 import { parseArgs } from "node:util";
-import { Device, type DeviceBuffer, type IpcChannel, IpcServer, type Lease, MemoryPool } from "../mod.ts";
+import { type CudaStream, Device, type DeviceBuffer, type IpcChannel, IpcServer, type Lease, MemoryPool } from "../mod.ts";
 import { createSharedMemory } from "../src/os/memory.ts";
 import { ownFds } from "../tests/helpers/fds.ts";
 import { type Runtime, type RuntimeProcess, skipWithout, spawnRuntime } from "../tests/helpers/runtimes.ts";
@@ -91,14 +91,14 @@ async function feed(channel: IpcChannel, consumer: RuntimeProcess, pool: MemoryP
     })().catch(() => {}).then(resolve); // its exit ends the iteration
   });
   const leases = new Set<Lease>();
-  const kept: { buffer: DeviceBuffer; stamp: number }[] = [];
+  const kept: Stamped[] = [];
   const untilKill = 20 + random.below(60);
   for (let sent = 0; sent < untilKill && performance.now() < end; sent++) {
     while (leases.size >= IN_FLIGHT && performance.now() < end) await sleep(1);
     leases.add(await sendOne(channel, pool, kept, leases, {}));
     if (random.chance(0.02)) await stop(consumer);
   }
-  while (kept.length > 0) kept.pop()!.buffer.free({ stream: streams[random.below(streams.length)] });
+  for (const { buffer, stream } of kept.splice(0)) buffer.free({ stream });
   if (performance.now() < end) {
     counts.kills++;
     if (random.chance(0.55)) {
@@ -123,18 +123,15 @@ async function feed(channel: IpcChannel, consumer: RuntimeProcess, pool: MemoryP
 async function sendOne(
   channel: IpcChannel,
   pool: MemoryPool,
-  kept: { buffer: DeviceBuffer; stamp: number }[],
+  kept: Stamped[],
   leases: Set<Lease>,
   order: Partial<SoakOrder>,
 ): Promise<Lease> {
-  const stream = streams[random.below(streams.length)];
   const again = kept.length > 0 && random.chance(0.2) ? kept.pop()! : undefined;
-  const { buffer, stamp } = again ?? create(pool, stream);
-  const sending = channel.send(
-    { data: { stamp, ...order }, buffers: { frame: buffer } },
-    again === undefined ? { after: stream } : {},
-  );
-  if (again === undefined && order.busyMs === undefined && random.chance(0.2)) kept.push({ buffer, stamp });
+  const stamped = again ?? create(pool, streams[random.below(streams.length)]);
+  const { buffer, stamp, stream } = stamped;
+  const sending = channel.send({ data: { stamp, ...order }, buffers: { frame: buffer } }, { after: stream });
+  if (again === undefined && order.busyMs === undefined && random.chance(0.2)) kept.push(stamped);
   else {
     buffer.free({ stream });
     counts.freed++;
@@ -150,11 +147,18 @@ async function sendOne(
   return lease;
 }
 
-function create(pool: MemoryPool, stream: typeof streams[0]): { buffer: DeviceBuffer; stamp: number } {
+/** A buffer whose words all are the stamp, once the work of its stream is done: all that uses it is ordered behind that. */
+interface Stamped {
+  readonly buffer: DeviceBuffer;
+  readonly stamp: number;
+  readonly stream: CudaStream;
+}
+
+function create(pool: MemoryPool, stream: CudaStream): Stamped {
   const buffer = pool.allocate(4 * (1 + random.below(MAX_BYTES / 4)), { stream });
   const stamp = ++stamps;
   buffer.fill(stamp, { width: 4, stream });
-  return { buffer, stamp };
+  return { buffer, stamp, stream };
 }
 
 async function stop(consumer: RuntimeProcess): Promise<void> {
