@@ -1,10 +1,27 @@
 /** The driver's stream behind a CudaStream: counted, since buffers and waits outlive the object that the user closed. */
+import { setTimeout } from "node:timers";
 import type { Text } from "./arguments.ts";
 import type { Address } from "../ffi/mod.ts";
 import { CU_STREAM_NON_BLOCKING } from "./driver/enums.ts";
 import { check } from "./driver/check.ts";
 import { CUDA_ERROR_NOT_READY } from "./driver/results.ts";
 import type { Context } from "./context.ts";
+
+const END_INTERVAL_MS = 5;
+
+/** Streams that nobody holds any more and that have work queued. At process exit nothing is waited for. */
+const ending = new Set<NativeStream>();
+let timer: ReturnType<typeof setTimeout> | undefined;
+
+function endLater(): void {
+  if (timer !== undefined || ending.size === 0) return;
+  timer = setTimeout(() => {
+    timer = undefined;
+    for (const stream of [...ending]) stream.endIfIdle();
+    endLater();
+  }, END_INTERVAL_MS);
+  timer.unref();
+}
 
 export class NativeStream {
   readonly context: Context;
@@ -36,9 +53,30 @@ export class NativeStream {
     this.#holders++;
   }
 
-  /** The last release destroys the stream; the driver lets its queued work end first. */
+  /**
+   * The last release destroys the stream, when its queued work has ended: what waits for an idle device must see that work.
+   */
   release(): void {
     if (--this.#holders > 0) return;
+    if (this.#hasWork()) {
+      ending.add(this);
+      endLater();
+    } else this.#destroy();
+  }
+
+  /** A stream whose context is lost has none. */
+  #hasWork(): boolean {
+    return this.context.driver.streamQuery(this.handle) === CUDA_ERROR_NOT_READY;
+  }
+
+  /** Destroys a stream that nobody holds, if its work has ended now. */
+  endIfIdle(): void {
+    if (this.#hasWork()) return;
+    ending.delete(this);
+    this.#destroy();
+  }
+
+  #destroy(): void {
     this.context.removeStream(this);
     this.context.makeCurrent();
     const result = this.context.driver.streamDestroy(this.handle);

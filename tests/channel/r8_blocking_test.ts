@@ -68,6 +68,25 @@ test("R8: frees, releases and closes during GPU work do not block", async () => 
   await balance.check();
 });
 
+test("R8: fences are given back only when streams that were closed with work queued have done it", async () => {
+  const t = toolkit();
+  const balance = await Balance.take();
+  const stream = t.device.createStream();
+  const fence = t.cuda.SharedFence.create(t.device);
+  t.prepareBusy();
+  stream.signal(fence, 1n);
+  await stream.finished();
+  const blocked = t.device.isSimulated ? JSON.stringify(t.report().blockedCalls) : "";
+  const { ticks, longestGapMs } = await watchLoop(() => {
+    t.keepBusy(stream, 2 * BUSY_MS);
+    fence.close();
+    stream.close();
+  });
+  if (isOnGpu) assert(ticks >= 60 && longestGapMs <= 10, `${ticks} ticks, the longest gap was ${longestGapMs} ms`);
+  await balance.check();
+  if (!isOnGpu) assertEquals(JSON.stringify(t.report().blockedCalls), blocked);
+});
+
 test("R8: an import is unmapped only when the work that uses it is done", async () => {
   const t = toolkit();
   await using pair = await Pair.start();
