@@ -89,6 +89,10 @@ export interface ChannelStats {
   readonly peerPid: number;
   /** Bytes of fence memory of this thread that wait until their device is idle. */
   readonly retiredFenceBytes: number;
+  /** Bytes that went over the socket so far. What is shared does not: messages only describe it. */
+  readonly sentBytes: number;
+  /** Bytes that came over the socket so far. */
+  readonly receivedBytes: number;
 }
 
 /** How long an end without a word is looked at before the peer is believed to live on. */
@@ -263,6 +267,8 @@ export class IpcChannel extends Closable {
       leases: this.#outbox.leases,
       peerPid: this.#link.process.pid,
       retiredFenceBytes: retiredFenceBytes(),
+      sentBytes: this.#link.transport.sentBytes,
+      receivedBytes: this.#link.transport.receivedBytes,
     };
   }
 

@@ -26,6 +26,8 @@ export interface Outgoing {
 
 export class Transport {
   readonly socket: number;
+  sentBytes = 0;
+  receivedBytes = 0;
   readonly #watch: FdWatch;
   /** Closed by a surviving thread, should this one end. */
   readonly #estate: Entry;
@@ -66,6 +68,7 @@ export class Transport {
           const received = receiveBytes(this.socket);
           if (received === undefined) break;
           if (received === null) return this.#end(undefined);
+          this.receivedBytes += received.bytes.byteLength;
           for (const frame of this.#decoder.push(received.bytes, received.fds)) {
             if (this.#isClosed) discardFds(...frame.fds);
             else this.#handlers.onFrame(frame);
@@ -115,6 +118,7 @@ export class Transport {
         }
         if (isFirst) discardFds(...outgoing.fds);
         outgoing.sent += count;
+        this.sentBytes += count;
         if (outgoing.sent < outgoing.bytes.byteLength) continue;
         this.#queue.shift();
         outgoing.settle?.();

@@ -28,9 +28,9 @@ const USAGE = `Shares device memory between a Deno process and a Bun process, an
   deno run -A src/cli/demo.ts [options]
   bun src/cli/demo.ts [options]
 
-A producer loads a file into a memory pool on the GPU and hands pool, buffer and event to a consumer in the other runtime,
-which knows a socket's path and nothing else. The consumer maps the memory, makes its SHA-256, fills a part of it on the
-GPU and signals; the producer checks both. Ends with exit code 0 only when both directions agree.
+A producer loads a file into a memory pool on the GPU and sends the buffer over a channel to a consumer in the other runtime,
+which knows a socket's path and nothing else. The consumer maps the memory, makes its SHA-256, fills a part of it on the GPU
+and releases it; the producer checks both. Ends with exit code 0 only when both directions agree.
 
   --file PATH   the file to share; default: a table of the sun's positions that comes with the demo
   --corrupt     flip a byte in device memory after the file was hashed: the demo must fail

@@ -1,12 +1,17 @@
 /** The demo's promises that hold with any driver: registered by the suites of the simulator and of a GPU. */
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
+import { freemem } from "node:os";
+import process from "node:process";
 import { test } from "node:test";
 import { assert, assertEquals, assertStringIncludes } from "@std/assert";
 import { currentRuntime, type Exit, otherRuntime, type Runtime, skipWithout } from "../helpers/runtimes.ts";
 import { runDemo, SAMPLE, Sides, TemporaryFolder, waitForLine } from "./helpers.ts";
 
 const MAX_SOCKET_BYTES = 4096;
+/** The largest allocation of a pool that can be shared: what is longer is virtual memory. */
+const MAX_POOL_BYTES = 4064 * 1024 * 1024;
+const MEMORY_FOR_HUGE = MAX_POOL_BYTES + 2 * 1024 ** 3;
 const KILL_LIMIT_MS = 2000;
 /** Long enough that a side is still at work when it learns of the other's death. */
 const LARGE_BYTES = { "simulator": 192 * 1024 * 1024, "CUDA driver": 1024 * 1024 * 1024 };
@@ -41,6 +46,12 @@ function sha256(bytes: Uint8Array): string {
   return createHash("sha256").update(bytes).digest("hex");
 }
 
+/** On the simulator the buffer's memory is the host's, and the test takes ten seconds of two cores. */
+function whyNotHuge(): string | false {
+  if (process.env.CUDA_IPC_TEST_HUGE !== "1") return "takes 4 GiB of the host and some time: run it with CUDA_IPC_TEST_HUGE=1";
+  return freemem() < MEMORY_FOR_HUGE ? "needs 6 GiB of free memory" : false;
+}
+
 export function testAgreement(driver: "simulator" | "CUDA driver"): void {
   const skip = skipWithout(otherRuntime);
 
@@ -62,6 +73,20 @@ export function testAgreement(driver: "simulator" | "CUDA driver"): void {
     using folder = new TemporaryFolder();
     const bytes = Uint8Array.from({ length: 5 * 1024 * 1024 + 3 }, (_, index) => index * 7 + (index >> 11));
     assertAgreement(await runDemo(["--file", folder.file("some", bytes)]), sha256(bytes), driver);
+  });
+
+  const skipHuge = skip || (driver === "simulator" && whyNotHuge());
+  test("demo: a file above 4064 MiB is shared as virtual memory", { skip: skipHuge, timeout: 120_000 }, async () => {
+    using folder = new TemporaryFolder();
+    const file = folder.sparseFile("huge", MAX_POOL_BYTES + 1);
+    await using sides = new Sides(currentRuntime, `${folder.path}/socket`, file);
+    const [producer, consumer] = await Promise.all([sides.producer.exited, sides.consumer.exited]);
+    assertEquals([producer.stderr, producer.code, consumer.stderr, consumer.code], ["", 0, "", 0]);
+    assertStringIncludes(producer.stdout, "the handles of virtual memory");
+    assertEquals(new Set(digestsOf(producer.stdout + consumer.stdout)).size, 1);
+    assert(/loaded \d\.\d GiB of 4\.0 GiB \(\d+ %\)/.test(producer.stdout), `no progress was told:\n${producer.stdout}`);
+    const [bytes] = socketBytesOf(producer.stdout);
+    assert(bytes > 0 && bytes < MAX_SOCKET_BYTES, `${bytes} bytes crossed the socket`);
   });
 
   test("demo: --corrupt fails on both sides, by the digests", { skip }, async () => {

@@ -1,8 +1,9 @@
 /** What the demo's tests have in common: starting it and its two sides, and files to share. */
-import { mkdtempSync, rmSync, truncateSync, writeFileSync } from "node:fs";
+import { existsSync, mkdtempSync, rmSync, truncateSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import process from "node:process";
+import { setTimeout as sleep } from "node:timers/promises";
 import {
   currentRuntime,
   type Exit,
@@ -14,6 +15,8 @@ import {
 } from "../helpers/runtimes.ts";
 
 const TIME_LIMIT_MS = 40_000;
+/** Gigabytes take their time on a busy machine without a GPU. */
+const SIDE_LIMIT_MS = 100_000;
 
 export const DEMO = new URL("../../src/cli/demo.ts", import.meta.url);
 export const PRODUCER = new URL("../../src/cli/demo/producer.ts", import.meta.url);
@@ -69,8 +72,9 @@ export class Sides implements AsyncDisposable {
 
   constructor(producerRuntime: Runtime, socket: string, file: string, consumer: URL = CONSUMER) {
     const consumerRuntime = producerRuntime === "deno" ? "bun" : "deno";
-    this.producer = spawnRuntime(producerRuntime, PRODUCER, ["--socket", socket, "--file", file], { env: ENVIRONMENT });
-    this.consumer = spawnRuntime(consumerRuntime, consumer, ["--socket", socket], { env: ENVIRONMENT });
+    const options = { env: ENVIRONMENT, timeoutMs: SIDE_LIMIT_MS };
+    this.producer = spawnRuntime(producerRuntime, PRODUCER, ["--socket", socket, "--file", file], options);
+    this.consumer = spawnRuntime(consumerRuntime, consumer, ["--socket", socket], options);
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
@@ -85,5 +89,13 @@ export async function waitForLine(program: RuntimeProcess, text: string): Promis
     const line = await program.nextLine();
     if (line === null) throw new Error(`The program has ended without the line "${text}": ${(await program.exited).stderr}`);
     if (line.includes(text)) return line;
+  }
+}
+
+/** A socket file is there as soon as somebody listens at it. */
+export async function waitForFile(path: string): Promise<void> {
+  for (const end = performance.now() + TIME_LIMIT_MS; !existsSync(path);) {
+    if (performance.now() > end) throw new Error(`${path} has not appeared`);
+    await sleep(5);
   }
 }

@@ -1,23 +1,18 @@
-/** A consumer whose GPU work never ends: it tells the producer of an event behind it, and waits for its own death. */
+/** A consumer whose GPU work never ends: it answers, releases the buffer behind that work, and waits for its own death. */
 import process from "node:process";
-import { AllocationHandle, BufferDescriptor, Device, DeviceBuffer, MemoryPool } from "../../mod.ts";
-import { Peer } from "../../src/cli/demo/peer.ts";
-import { Wire } from "../../src/cli/demo/wire.ts";
-import { SharedFence } from "../../src/share/fence.ts";
+import { Device, IpcChannel, SharedFence } from "../../mod.ts";
+import { waitForFile } from "./helpers.ts";
 
-using wire = await Wire.connect(process.argv[3]);
-using peer = new Peer("producer", wire.socket);
-const { fields, fds } = await wire.receive("offer", peer, 1);
-using handle = AllocationHandle.fromFd(fds[0]);
-const descriptor = BufferDescriptor.fromJSON(fields.buffer);
-using device = Device.open(descriptor.deviceUuid);
+const path = process.argv[3];
+await waitForFile(path);
+using device = Device.open(0);
 using stream = device.createStream();
-using pool = MemoryPool.import(device, handle);
-using buffer = DeviceBuffer.import(pool, descriptor, { stream });
+await using channel = await IpcChannel.connect(path, { device });
+const offer = await channel.receive({ stream });
 using never = SharedFence.create(device);
 stream.waitFor(never, 1n);
-buffer.fill(0, { stream });
-using filled = stream.record({ ipc: true });
-await wire.send("result", { digest: "", filled: filled.ipcDescriptor });
+offer.buffers.file.fill(0, { stream });
+await channel.send({ data: { digest: "" } });
+await offer.release({ after: stream });
 console.log("stuck");
-await wire.receive("verdict", peer);
+await channel.receive();

@@ -1,65 +1,68 @@
 /**
- * The demo's consumer: maps the producer's device memory, hashes it, fills a part of it on the GPU and says so. It is told a
- * socket's path and nothing else; the file it never sees.
+ * The demo's consumer: maps the producer's device memory, hashes it, fills a part of it on the GPU and releases it. It is told
+ * a socket's path and nothing else; the file it never sees.
  *
  *   bun src/cli/demo/consumer.ts --socket PATH
  *
  * @module
  */
 import { createHash } from "node:crypto";
-import { setImmediate } from "node:timers/promises";
+import { setTimeout as sleep } from "node:timers/promises";
 import { parseArgs } from "node:util";
+import { type ConnectOptions, IpcChannel } from "../../channel/channel.ts";
 import { Device } from "../../device.ts";
-import { InvalidArgumentError } from "../../errors.ts";
-import { CudaEvent } from "../../event.ts";
-import { AllocationHandle } from "../../memory/allocation_handle.ts";
-import { DeviceBuffer } from "../../memory/buffer.ts";
-import { MemoryPool } from "../../memory/pool.ts";
-import { BufferDescriptor, EventDescriptor } from "../../wire/descriptor.ts";
+import { InvalidArgumentError, ProtocolError, SystemCallError } from "../../errors.ts";
+import type { DeviceBuffer } from "../../memory/buffer.ts";
+import { ECONNREFUSED, ENOENT } from "../../os/errno.ts";
 import { chunkBytesFor } from "./input.ts";
-import { Peer } from "./peer.ts";
+import { readMark, type Result, type Verdict } from "./offer.ts";
+import { withPeer } from "./peer.ts";
 import { formatBytes, hex, type Report, runSide, Stopwatch } from "./report.ts";
-import { type Message, readMark, Wire } from "./wire.ts";
+
+/** The two sides may be started in any order, within this time. */
+const CONNECT_MS = 10_000;
+const RETRY_MS = 20;
 
 async function consume(socket: string, report: Report): Promise<boolean> {
-  using wire = await Wire.connect(socket);
-  using peer = new Peer("producer", wire.socket);
-  const agreed = await peer.workWith(async () => {
-    const offer = await wire.receive("offer", peer, 1);
-    const agreed = await work(offer, wire, peer, report);
-    await wire.send("released");
-    return agreed;
-  });
-  report.line(agreed ? "gave the memory back; the producer agrees" : "gave the memory back; the producer does not agree");
-  return agreed;
+  using device = Device.open(0);
+  report.introduce(device);
+  await using channel = await connectSoon(socket, { device });
+  return await withPeer("producer", channel, (gone) => work(channel, device, gone, report));
 }
 
-/** When it returns, nothing of the producer's is mapped any more. */
-async function work({ fields, fds }: Message, wire: Wire, peer: Peer, report: Report): Promise<boolean> {
-  using handle = AllocationHandle.fromFd(fds[0]);
-  const descriptor = BufferDescriptor.fromJSON(fields.buffer);
-  using device = Device.open(descriptor.deviceUuid);
-  report.introduce(device);
+/** Connects to the producer that listens there, or will soon. */
+async function connectSoon(socket: string, options: ConnectOptions): Promise<IpcChannel> {
+  for (const end = performance.now() + CONNECT_MS;;) {
+    try {
+      return await IpcChannel.connect(socket, options);
+    } catch (error) {
+      const isEarly = error instanceof SystemCallError && (error.errno === ENOENT || error.errno === ECONNREFUSED);
+      if (!isEarly || performance.now() > end) throw error;
+      await sleep(RETRY_MS);
+    }
+  }
+}
+
+async function work(channel: IpcChannel, device: Device, gone: AbortSignal, report: Report): Promise<boolean> {
   using stream = device.createStream();
+  await using offer = await channel.receive({ stream }); // what the stream does from now on is behind the producer's work
+  const { file } = offer.buffers;
+  if (file === undefined) throw new ProtocolError('Cannot read the producer\'s offer: it has no buffer named "file"');
+  const { byteOffset, byteLength, value } = readMark(offer.data);
+  report.line(`mapped the same memory at ${hex(file.address)}: nothing was copied`);
 
-  const mapping = new Stopwatch();
-  using pool = MemoryPool.import(device, handle, { id: descriptor.poolId ?? undefined });
-  await using buffer = DeviceBuffer.import(pool, descriptor, { stream });
-  using loaded = CudaEvent.import(device, EventDescriptor.fromJSON(fields.loaded));
-  report.line(`mapped the same memory at ${hex(buffer.address)} and opened the event in ${mapping}: nothing was copied`);
-  await loaded.finished({ signal: peer.exit });
-
-  const digest = await hashBuffer(buffer, peer.exit, report);
-  const { byteOffset, byteLength, value } = readMark(fields.mark);
+  const digest = await hashBuffer(file, gone, report);
   const filling = new Stopwatch();
-  buffer.subarray(byteOffset, byteOffset + byteLength).fill(value, { stream });
-  using filled = stream.record({ ipc: true });
-  await wire.send("result", { digest, filled: filled.ipcDescriptor });
-  await filled.finished({ signal: peer.exit });
+  file.subarray(byteOffset, byteOffset + byteLength).fill(value, { stream });
+  await channel.send({ data: { digest } satisfies Result });
+  await offer.release({ after: stream }); // the producer may have the memory back when the fill is done
+  await stream.finished({ signal: gone });
   report.line(`filled ${byteLength} bytes from byte ${byteOffset} on with ${hex(value)} on ${device.name} (${filling})`);
 
-  const verdict = await wire.receive("verdict", peer);
-  return verdict.fields.agreed === true;
+  const verdict = await channel.receive();
+  const { agreed } = verdict.data as Verdict;
+  report.line(`gave the memory back; the producer ${agreed === true ? "agrees" : "does not agree"}`);
+  return agreed === true;
 }
 
 /** The hash is the CPU's, so the bytes are copied from device to host for it: the only time that they are. */
@@ -70,7 +73,6 @@ async function hashBuffer(buffer: DeviceBuffer, signal: AbortSignal, report: Rep
   for await (const bytes of buffer.chunks({ chunkBytes: chunkBytesFor(buffer.byteLength), signal })) {
     hash.update(bytes);
     progress(bytes.byteLength);
-    await setImmediate(); // where the copies are quick, nothing else would get its turn, the peer's death neither
   }
   const digest = hash.digest("hex");
   report.line(`SHA-256 ${digest}`);

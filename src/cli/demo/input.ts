@@ -1,8 +1,6 @@
 /** The file that the demo shares, read in pieces. */
 import { type FileHandle, open, stat } from "node:fs/promises";
 import { CudaIpcError, InvalidArgumentError } from "../../errors.ts";
-import { importLimitError } from "../../memory/import_limit.ts";
-import { MAX_POOL_ALLOCATION_BYTES } from "../../wire/limits.ts";
 
 const MIN_CHUNK_BYTES = 64 * 1024;
 const MAX_CHUNK_BYTES = 8 * 1024 * 1024;
@@ -20,7 +18,7 @@ export function chunkBytesFor(byteLength: number): number {
   return Math.min(MAX_CHUNK_BYTES, Math.max(MIN_CHUNK_BYTES, Math.ceil(byteLength / CHUNKS)));
 }
 
-/** A file that can be shared: a regular one, not empty, and not too large to be imported. */
+/** A file that can be shared: a regular one, and not empty. */
 export class InputFile {
   readonly path: string;
   readonly byteLength: number;
@@ -38,7 +36,6 @@ export class InputFile {
    * Opens a file.
    *
    * @throws {InvalidArgumentError} when it is missing, unreadable, empty, or no regular file.
-   * @throws {ImportLimitError} above 4064 MiB.
    */
   static async open(path: string): Promise<InputFile> {
     let file: FileHandle;
@@ -53,10 +50,9 @@ export class InputFile {
       const { code, message } = error as NodeJS.ErrnoException;
       throw unreadable(path, REASONS[code ?? ""] ?? message);
     }
-    if (byteLength > 0 && byteLength <= MAX_POOL_ALLOCATION_BYTES) return new InputFile(path, byteLength, file);
+    if (byteLength > 0) return new InputFile(path, byteLength, file);
     await file.close();
-    if (byteLength === 0) throw unreadable(path, "it is empty, and there would be nothing to share");
-    throw importLimitError(`share ${path}`, byteLength);
+    throw unreadable(path, "it is empty, and there would be nothing to share");
   }
 
   /** The file's bytes, piece by piece. Each piece is good until the next one is asked for. */

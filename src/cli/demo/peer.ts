@@ -1,55 +1,30 @@
-/** The process at the other end: a signal that aborts when it has exited. */
+/** Work that needs the process at the other end of a channel. */
 import { setTimeout as sleep } from "node:timers/promises";
-import { PeerGoneError } from "../../errors.ts";
-import { closeFd } from "../../os/fd.ts";
-import { openPeerPidfd, openPidfd, peerCredentials } from "../../os/process.ts";
-import { FdWatch } from "../../os/waiter.ts";
+import type { IpcChannel } from "../../channel/channel.ts";
+import { InvalidArgumentError, PeerGoneError, ProtocolError } from "../../errors.ts";
 import type { Side } from "./report.ts";
 
-const SETTLE_MS = 200;
+/** How long a channel needs to tell a peer that has died from one that has only closed its socket, and more. */
+const SETTLE_MS = 700;
 
-/** Holds the peer's pidfd, which no later process with the same pid can be taken for. */
-export class Peer implements Disposable {
-  readonly #name: string;
-  readonly #exit = new AbortController();
-  readonly #pidfd: number | undefined;
-  readonly #watch: FdWatch | undefined;
-  readonly #exited: Promise<void>;
-
-  constructor(side: Side, socket: number) {
-    const { pid } = peerCredentials(socket);
-    this.#name = `the ${side}, process ${pid},`;
-    // Where the kernel is too old to give the peer's pidfd by its socket, its pid must do
-    this.#pidfd = openPeerPidfd(socket) ?? openPidfd(pid);
-    this.#watch = this.#pidfd === undefined ? undefined : new FdWatch(this.#pidfd);
-    this.#watch?.unref();
-    this.#exited = this.#watch?.readable() ?? Promise.resolve();
-    this.#exited.then(() => this.#exit.abort(this.goneError()), () => {}); // rejects when we are disposed
-  }
-
-  /** Aborts with a PeerGoneError when the peer has exited. */
-  get exit(): AbortSignal {
-    return this.#exit.signal;
-  }
-
-  /** What to throw when the peer has closed the connection before its time. */
-  goneError(cause?: unknown): PeerGoneError {
-    return new PeerGoneError(`Cannot go on: ${this.#name} has gone before the work was done`, { cause });
-  }
-
-  /** Does what needs the peer. Where that fails because the peer dies, the error says so, whatever was noticed first. */
-  async workWith<T>(body: () => Promise<T>): Promise<T> {
-    try {
-      return await body();
-    } catch (error) {
-      // Socket, driver and pidfd tell of a death one after the other
-      await Promise.race([this.#exited, sleep(SETTLE_MS)]);
-      throw this.exit.aborted ? this.goneError(error) : error;
-    }
-  }
-
-  [Symbol.dispose](): void {
-    this.#watch?.close();
-    if (this.#pidfd !== undefined) closeFd(this.#pidfd);
+/**
+ * Does what needs the peer. `gone` aborts when the peer has died or closed the channel before its time; where the work
+ * fails because of that, the error says so, whatever was noticed first.
+ */
+export async function withPeer<T>(side: Side, channel: IpcChannel, work: (gone: AbortSignal) => Promise<T>): Promise<T> {
+  const gone = new AbortController();
+  const goneError = (cause?: unknown) =>
+    new PeerGoneError(`Cannot go on: the ${side}, process ${channel.peer.pid}, has gone before the work was done`, { cause });
+  const ended = channel.closed.then((reason) => {
+    if (reason !== "closed" && reason !== "protocol-error") gone.abort(goneError());
+  });
+  try {
+    return await work(gone.signal);
+  } catch (error) {
+    // What was wrong with the file or with the peer's words is not the peer's death
+    if (error instanceof InvalidArgumentError || error instanceof ProtocolError) throw error;
+    // Socket, driver and pidfd tell of a death one after the other
+    await Promise.race([ended, sleep(SETTLE_MS)]);
+    throw gone.signal.aborted ? goneError(error) : error;
   }
 }

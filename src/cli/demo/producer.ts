@@ -8,19 +8,25 @@
  */
 import { createHash } from "node:crypto";
 import { parseArgs } from "node:util";
+import type { IpcChannel } from "../../channel/channel.ts";
+import { IpcServer } from "../../channel/server.ts";
 import { Device } from "../../device.ts";
-import { InvalidArgumentError, OutOfMemoryError } from "../../errors.ts";
-import { CudaEvent } from "../../event.ts";
+import { InvalidArgumentError, OutOfMemoryError, PeerGoneError } from "../../errors.ts";
+import type { BufferKind } from "../../memory/allocation.ts";
 import type { DeviceBuffer } from "../../memory/buffer.ts";
 import { MemoryPool } from "../../memory/pool.ts";
 import type { CudaStream } from "../../stream.ts";
-import { EventDescriptor } from "../../wire/descriptor.ts";
 import { InputFile } from "./input.ts";
-import { Peer } from "./peer.ts";
+import type { Mark, Offer, Result, Verdict } from "./offer.ts";
+import { withPeer } from "./peer.ts";
 import { formatBytes, hex, type Report, runSide, Stopwatch } from "./report.ts";
-import { type Mark, Wire } from "./wire.ts";
 
 const MAX_MARK_BYTES = 1024 * 1024;
+/** Above 4064 MiB the pool gives virtual memory. */
+const HOW_SHARED: Partial<Record<BufferKind, string>> = {
+  pool: "the pool's handle (a file descriptor) and the buffer's descriptor",
+  virtual: "the handles of virtual memory (file descriptors) and the buffer's descriptor",
+};
 
 interface Options {
   readonly socket: string;
@@ -31,44 +37,49 @@ interface Options {
 
 async function produce({ socket, file, corrupt }: Options, report: Report): Promise<boolean> {
   await using input = await InputFile.open(file);
-  using wire = await Wire.accept(socket);
-  using peer = new Peer("consumer", wire.socket);
-  const agreed = await peer.workWith(() => share(input, wire, peer, corrupt, report));
-  const { sentBytes, receivedBytes } = wire;
+  using device = Device.open(0);
+  report.introduce(device);
+  await using channel = await acceptOne(socket, device);
+  const agreed = await withPeer("consumer", channel, (gone) => share(input, channel, device, gone, corrupt, report));
+  await channel.closeAsync();
+  const { sentBytes, receivedBytes } = channel.stats();
   report.line(`${sentBytes + receivedBytes} bytes crossed the socket: ${sentBytes} sent, ${receivedBytes} received`);
   return agreed;
 }
 
-async function share(input: InputFile, wire: Wire, peer: Peer, corrupt: boolean, report: Report): Promise<boolean> {
-  using device = Device.open(0);
-  report.introduce(device);
+async function acceptOne(socket: string, device: Device): Promise<IpcChannel> {
+  await using server = IpcServer.listen(socket, { device });
+  return (await server.accept())!; // null only for a closed server
+}
+
+async function share(
+  input: InputFile,
+  channel: IpcChannel,
+  device: Device,
+  gone: AbortSignal,
+  corrupt: boolean,
+  report: Report,
+): Promise<boolean> {
   using stream = device.createStream();
   using pool = MemoryPool.create(device, { ipc: true });
-  await using buffer = allocate(pool, input, stream);
+  using buffer = allocate(pool, input, stream);
 
-  const digest = await load(input, buffer, peer.exit, report);
+  const digest = await load(input, buffer, gone, report);
   if (corrupt) await flipByte(buffer, Math.floor(input.byteLength / 2), report);
-  using loaded = stream.record({ ipc: true });
   const mark = await chooseMark(buffer);
 
   const sharing = new Stopwatch();
-  {
-    using handle = pool.exportHandle();
-    const message = { buffer: buffer.ipcDescriptor, loaded: loaded.ipcDescriptor, mark };
-    await wire.send("offer", message, [handle.fd]);
-  }
-  report.line(`shared the pool (a file descriptor), the buffer and an event (two descriptors) in ${sharing}`);
+  const lease = await channel.send({ data: { mark } satisfies Offer, buffers: { file: buffer } }, { after: stream });
+  report.line(`shared the buffer in ${sharing}: ${HOW_SHARED[buffer.kind]}`);
 
-  const result = await wire.receive("result", peer);
-  using filled = CudaEvent.import(device, EventDescriptor.fromJSON(result.fields.filled));
-  await filled.finished({ signal: peer.exit });
-  const digestsAgree = result.fields.digest === digest;
-  report.line(digestsAgree ? "the digests agree" : `the digests differ: ours ${digest}, the consumer's ${result.fields.digest}`);
-  const markAgrees = await checkMark(buffer, mark, peer.exit, report);
-  const agreed = digestsAgree && markAgrees;
-
-  await wire.send("verdict", { agreed });
-  await wire.receive("released", peer); // only then may the memory be freed
+  const result = await channel.receive();
+  await lease.released; // the consumer's GPU work is done, or its process has gone
+  if (lease.outcome === "peer-gone") throw new PeerGoneError("Cannot check the marked range: the consumer has not released it");
+  const { digest: theirs } = result.data as Result;
+  report.line(theirs === digest ? "the digests agree" : `the digests differ: ours ${digest}, the consumer's ${theirs}`);
+  const markAgrees = await checkMark(buffer, mark, gone, report);
+  const agreed = theirs === digest && markAgrees;
+  await channel.send({ data: { agreed } satisfies Verdict });
   return agreed;
 }
 
