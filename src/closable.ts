@@ -1,6 +1,6 @@
 /** What every object that owns something of the driver's has in common: closing once, and a safety net. */
 import process from "node:process";
-import { checkOptions, checkSignal, type Text } from "./arguments.ts";
+import { checkOptions, checkSignal } from "./arguments.ts";
 import { ClosedError } from "./errors.ts";
 
 /** Options of `closeAsync` and other waits. */
@@ -112,7 +112,7 @@ export abstract class Closable implements Disposable, AsyncDisposable {
   }
 
   /** Throws {@linkcode ClosedError} once the object is closed. */
-  protected checkOpen(action: Text): void {
+  protected checkOpen(action: { toString(): string }): void {
     if (this.isClosed) throw new ClosedError(`Cannot ${action}: ${this} is closed`);
   }
 }
