@@ -187,8 +187,9 @@ async function run(): Promise<void> {
 }
 
 {
-  using pool = MemoryPool.create(device);
+  using pool = MemoryPool.create(device, { ipc: true });
   using buffer = create(pool, streams[0]).buffer;
+  buffer.ipcDescriptor; // what the driver opens once is no leak
   await buffer.read({ stream: streams[0] }); // staging memory is kept for good
 }
 await sleep(600);

@@ -396,6 +396,7 @@ test("R12: the file descriptor limit is reached: connections fail, the rest goes
     const inside = t.connect(server.path);
     t.kept.outside = await server.accept();
     t.kept.inside = await inside;
+    await t.sleep(100); // what the runtime opens late
     t.kept.hoard = t.hoardFds(2);
     const refused = await t.connect(server.path).then(() => "connected", (error: Error) => error.name);
     await t.kept.outside.send({ data: "alive" });
