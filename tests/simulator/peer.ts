@@ -22,7 +22,11 @@ export class Peer extends Session {
     this.#socket = socket;
   }
 
-  static async start(runtime: Runtime, env: Record<string, string | undefined> = {}): Promise<Peer> {
+  static async start(
+    runtime: Runtime,
+    env: Record<string, string | undefined> = {},
+    timeoutMs?: number,
+  ): Promise<Peer> {
     const directory = mkdtempSync(join(tmpdir(), "cuda-ipc-sim-"));
     const path = join(directory, "s");
     const listener = Listener.open(path);
@@ -31,6 +35,7 @@ export class Peer extends Session {
       const process = spawnRuntime(runtime, PROGRAM, [path], {
         env: { CUDA_IPC_DRIVER: "simulator", CUDA_IPC_SIM_MACHINE: local().machine, ...env },
         flags,
+        timeoutMs,
       });
       if (await process.nextLine() !== "ready") throw new Error(`the peer did not start: ${(await process.exited).stderr}`);
       await waitReadable(listener.fd);

@@ -1,11 +1,12 @@
 /** Driver calls as plain messages, so that one test drives the driver of its own process and those of others alike. */
 import { Buffer } from "node:buffer";
+import { setImmediate } from "node:timers";
 import { addressFromBigInt, addressToBigInt, createHostView, NativeBlock, toSize } from "../../ffi/mod.ts";
 import type { CudaDriver } from "../../src/driver/driver.ts";
 import { occupyStream, simulatorControl, type SimulatorReport } from "../../src/driver/simulator/mod.ts";
 import { closeFd, isCloseOnExec } from "../../src/os/fd.ts";
 import { cString, libc } from "../../src/os/libc.ts";
-import { createSharedMemory, mapMemory } from "../../src/os/memory.ts";
+import { createSharedMemory, mapMemory, unmapMemory } from "../../src/os/memory.ts";
 
 export type Method = Exclude<keyof CudaDriver, "kind" | "out" | "deviceAttributes">;
 
@@ -27,6 +28,8 @@ export const bytes = (value: Uint8Array): Argument => ({ bytes: Buffer.from(valu
 export interface Command {
   readonly method: string;
   readonly args: readonly Argument[];
+  /** What "repeat" repeats. */
+  readonly commands?: readonly Command[];
 }
 export interface Answer {
   readonly code: number;
@@ -82,7 +85,7 @@ export class Executor {
     this.#receiveFd = receiveFd;
   }
 
-  async execute({ method, args }: Command): Promise<Answer> {
+  async execute({ method, args, commands = [] }: Command): Promise<Answer> {
     const values = args.map(decode);
     const [a, b] = values as [never, never];
     const answer = (code: number, out: Uint8Array = this.#driver.out.bytes.slice(0, 256)): Answer => ({
@@ -98,6 +101,9 @@ export class Executor {
       }
       case "sharedMapping": // fd, bytes -> address
         return answer(0, long(addressToBigInt(mapMemory(a, b))));
+      case "unmapShared": // address, bytes
+        unmapMemory(a, b);
+        return answer(0);
       case "createSharedMemory": // bytes -> fd
         return answer(0, long(createSharedMemory("cuda-ipc-test", a)));
       case "readHost": // address, bytes -> the bytes
@@ -114,6 +120,14 @@ export class Executor {
       case "occupyStream": // stream, milliseconds
         occupyStream(this.#driver, a, b);
         return answer(0);
+      case "dropWork":
+        simulatorControl(this.#driver).dropWork();
+        return answer(0);
+      case "repeat": // the commands again and again, until the process is killed
+        for (;;) {
+          for (const command of commands) await this.execute(command);
+          await new Promise<void>((resolve) => setImmediate(resolve));
+        }
       case "loseContext": // ordinal
         simulatorControl(this.#driver).loseContext(a);
         return answer(0);
