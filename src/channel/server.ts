@@ -1,11 +1,10 @@
 /** Listening for channels. */
-import process from "node:process";
 import { checkOptions, checkSignal, invalid } from "../arguments.ts";
 import { Closable } from "../closable.ts";
 import type { Device } from "../device.ts";
 import { InvalidArgumentError, PeerRejectedError, SystemCallError } from "../errors.ts";
 import { UnixServer } from "../os/connection.ts";
-import { peerCredentials } from "../os/process.ts";
+import { ownUid, peerCredentials } from "../os/process.ts";
 import { disown, type Entry, ownFd } from "../share/estate.ts";
 import { type ChannelDevices, checkDevices, firstFrame, type IpcChannel, newChannel } from "./channel.ts";
 import {
@@ -62,7 +61,7 @@ export class IpcServer extends Closable {
     this.#socket = socket;
     this.#estate = ownFd(socket.fd);
     this.#devices = devices;
-    this.#allowUids = [...options.allowUids ?? [process.getuid!()]];
+    this.#allowUids = [...options.allowUids ?? [ownUid()]];
     this.#authorize = options.authorize;
     const { signal } = options;
     const onAbort = () => this.close();
@@ -91,7 +90,7 @@ export class IpcServer extends Closable {
     if (authorize !== undefined && typeof authorize !== "function") throw invalid(action, "authorize", authorize, "a function");
     checkSignal(action, given.signal);
     // Others may try; the uid check refuses them by name
-    const mode = allowUids?.some((uid) => uid !== process.getuid!()) ? 0o666 : 0o600;
+    const mode = allowUids?.some((uid) => uid !== ownUid()) ? 0o666 : 0o600;
     return new IpcServer(TOKEN, UnixServer.listen(path, { mode }), devices, given);
   }
 

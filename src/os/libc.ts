@@ -156,7 +156,7 @@ export const LIBC_SYMBOLS = {
   getpid: { prototype: "pid_t getpid(void)", args: [], result: "i32" },
   // For what older C libraries have no function for. Arguments are longs.
   syscall: { prototype: "long syscall(long number, ...)", args: ["size", "size", "size"], result: "i64", setsErrno: true },
-  getuid: { prototype: "uid_t getuid(void)", args: [], result: "u32" },
+  geteuid: { prototype: "uid_t geteuid(void)", args: [], result: "u32" },
   gettid: { prototype: "pid_t gettid(void)", args: [], result: "i32" },
   usleep: { prototype: "int usleep(useconds_t usec)", args: ["u32"], result: "i32" },
   clock_gettime: {

@@ -44,6 +44,11 @@ export function ownIdentity(): ProcessIdentity {
   return own;
 }
 
+/** This process's user, as `SO_PEERCRED` tells it to others. In Deno `process.geteuid` would need a permission of its own. */
+export function ownUid(): number {
+  return libc().geteuid();
+}
+
 function readIdentity(pid: number): ProcessIdentity {
   const bootId = readTextFile("/proc/sys/kernel/random/boot_id")?.trim();
   const startTime = processStartTime("self");

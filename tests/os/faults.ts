@@ -15,7 +15,7 @@ const errnoWord = new Int32Array(createHostView(__errno_location(), 4).bytes.buf
 const MAP_FAILED = runtimeName() === "deno" ? 2n ** 64n - 1n : 2 ** 64;
 
 /** These cannot fail, or their failure means nothing. */
-const CANNOT_FAIL = new Set(["getpid", "getuid", "gettid", "usleep", "memcpy", "memmove", "memset"]);
+const CANNOT_FAIL = new Set(["getpid", "geteuid", "gettid", "usleep", "memcpy", "memmove", "memset"]);
 
 /** Called before each call of the C library; an errno makes it fail. */
 export type Fault = (name: keyof Libc, args: unknown[]) => number | undefined;
