@@ -1,5 +1,5 @@
 /** A pool, its buffers and events shared with a process of either runtime: run in both, these are all four pairings. */
-import { assertEquals } from "@std/assert";
+import { assert, assertEquals } from "@std/assert";
 import { mkdtempSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { test } from "node:test";
@@ -22,7 +22,7 @@ function countFds(): number {
 /** The runtime closes the pipes of a child some time after its exit. */
 async function checkFds(before: number): Promise<void> {
   for (let i = 0; i < 300 && countFds() > before; i++) await new Promise((resolve) => setTimeout(resolve, 10));
-  assertEquals(countFds() - before, 0, "file descriptors were leaked");
+  assert(countFds() <= before, `${countFds() - before} file descriptors were leaked`); // fewer: the runtime's own
 }
 
 async function share(runtime: Runtime): Promise<void> {
