@@ -1,7 +1,7 @@
 /**
- * Waiting in the kernel without blocking the event loop: by a Worker that blocks, or by a nonblocking call where the runtime
- * has those (Deno). Either costs nothing while nothing happens. The call is prompter and needs no Worker's memory, but keeps
- * the process alive.
+ * Waiting in the kernel without blocking the event loop: by a Worker that blocks (Bun), or by a nonblocking call where the
+ * runtime has those (Deno). Either costs nothing while nothing happens. The call keeps the process alive, so where that is
+ * not wanted its user polls: starting a Worker would block Deno's event loop for 35 ms, once.
  */
 import { setImmediate } from "node:timers";
 import { Worker } from "node:worker_threads";
@@ -36,14 +36,12 @@ export interface BackgroundWait {
   readonly isWaiting: boolean;
   /** Whether the wait keeps the process alive. */
   setRef(isRef: boolean): void;
-  /** Asks for a wait that does not keep the process alive, because polling has gone on for some time. */
-  replacePolling(): void;
   /** Ends it; `onStopped` is called when nothing waits on the epoll instance any more, at once if nothing does. */
   stop(onStopped: () => void): void;
 }
 
 export function startBackgroundWait(epoll: Epoll, handlers: BackgroundWaitHandlers): BackgroundWait {
-  return runtimeName() === "deno" ? new CallOrThread(epoll, handlers) : new WaitingThread(epoll, handlers);
+  return runtimeName() === "deno" ? new NonblockingCall(epoll, handlers) : new WaitingThread(epoll, handlers);
 }
 
 const { prototype, result } = LIBC_SYMBOLS.epoll_wait;
@@ -122,7 +120,6 @@ class WaitingThread implements BackgroundWait {
   }
 
   /** It is such a wait from the start. */
-  replacePolling(): void {}
 
   stop(onStopped: () => void): void {
     if (this.#hasExited) return onStopped();
@@ -141,7 +138,7 @@ const CALL_SYMBOLS = {
 let nonblocking: NativeLibrary<typeof CALL_SYMBOLS> | undefined;
 
 /** A pending call keeps the process alive, whatever one does: so it is made only while that is wanted. */
-class NonblockingCall implements Omit<BackgroundWait, "replacePolling"> {
+class NonblockingCall implements BackgroundWait {
   readonly #epoll: Epoll;
   readonly #handlers: BackgroundWaitHandlers;
   readonly #block: NativeBlock = new NativeBlock(MAX_EVENTS * EVENT_BYTES);
@@ -199,38 +196,5 @@ class NonblockingCall implements Omit<BackgroundWait, "replacePolling"> {
   #end(): void {
     this.#block.free();
     this.#onStopped!();
-  }
-}
-
-/** The call, until a wait is needed that does not keep the process alive; then the Worker, for good. */
-class CallOrThread implements BackgroundWait {
-  readonly #epoll: Epoll;
-  readonly #handlers: BackgroundWaitHandlers;
-  readonly #call: NonblockingCall;
-  #thread: WaitingThread | undefined;
-
-  constructor(epoll: Epoll, handlers: BackgroundWaitHandlers) {
-    this.#epoll = epoll;
-    this.#handlers = handlers;
-    this.#call = new NonblockingCall(epoll, handlers);
-  }
-
-  get isWaiting(): boolean {
-    return this.#call.isWaiting || this.#thread?.isWaiting === true;
-  }
-
-  setRef(isRef: boolean): void {
-    const byThread = this.#thread?.isWaiting === true;
-    this.#thread?.setRef(isRef && byThread);
-    this.#call.setRef(isRef && !byThread);
-  }
-
-  replacePolling(): void {
-    this.#thread ??= new WaitingThread(this.#epoll, this.#handlers);
-  }
-
-  stop(onStopped: () => void): void {
-    // One after the other: the thread's wake-up stays until the epoll instance is closed
-    this.#call.stop(() => this.#thread ? this.#thread.stop(onStopped) : onStopped());
   }
 }

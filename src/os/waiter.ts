@@ -10,11 +10,9 @@ import { Epoll, EPOLLERR_OR_HUP, EPOLLIN, EPOLLOUT, type ReadyEvent, WAKE_TOKEN 
 
 /** How long an epoll instance without a watch is kept, since often the next watch comes soon. */
 const LINGER_MS = 500;
-/** Until the kernel is waited on it is asked: often after an event, more seldom later. */
+/** Where the kernel is not waited on (Deno, nothing ref'ed) it is asked: often after an event, more seldom later. */
 const POLL_MIN_MS = 1;
-const POLL_MAX_MS = 16;
-/** So many times, before a way of waiting is demanded that needs no polling. */
-const POLLS = 8;
+const POLL_MAX_MS = 64;
 
 export interface WaitOptions {
   /** Ends the wait, which then rejects with the signal's reason. */
@@ -158,7 +156,6 @@ class Poller {
   #failure: { error: unknown } | undefined;
   #poll: ReturnType<typeof setTimeout> | undefined;
   #pollMs = POLL_MIN_MS;
-  #polls = 0;
   #linger: ReturnType<typeof setTimeout> | undefined;
 
   constructor() {
@@ -255,7 +252,6 @@ class Poller {
       clearTimeout(this.#poll);
       this.#poll = undefined;
     }
-    if (this.#background.isWaiting) this.#polls = 0;
   }
 
   #pollNow(): void {
@@ -263,7 +259,6 @@ class Poller {
     this.#pollMs = Math.min(2 * this.#pollMs, POLL_MAX_MS);
     try {
       this.#dispatch(this.#epoll.poll());
-      if (++this.#polls === POLLS) this.#background.replacePolling();
     } catch (error) {
       return this.#fail(error);
     }
