@@ -1,3 +1,4 @@
+import process from "node:process";
 import { test } from "node:test";
 import { assertEquals, assertThrows } from "@std/assert";
 import {
@@ -20,6 +21,9 @@ import { collectGarbage } from "../helpers/garbage.ts";
 import { kept, library, libraryPath } from "./library.ts";
 
 const skip = skipWithoutLibrary();
+
+/** Fewer do where the processor is emulated. */
+const COLLECTED_ROUNDS = Number(process.env.CUDA_IPC_TEST_CALLS ?? 20_000);
 const ROUNDS = 2000;
 const random = new Random(42);
 const longAll = (values: readonly (number | bigint)[]) => values.map((value) => BigInt.asUintN(64, BigInt(value)));
@@ -59,7 +63,7 @@ test("u64, size and address arguments arrive unchanged", { skip }, () => {
 
 test("bytes arrive by address, subarrays and shared memory too, with garbage collection between", { skip }, () => {
   const lib = library();
-  for (let round = 0; round < 20_000; round++) {
+  for (let round = 0; round < COLLECTED_ROUNDS; round++) {
     const length = 1 + random.below(200);
     const offset = random.below(9);
     const buffer = round % 3 === 0 ? new SharedArrayBuffer(length + offset) : new ArrayBuffer(length + offset);

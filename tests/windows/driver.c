@@ -49,6 +49,7 @@ EXPORT CUresult CUDAAPI cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle ha
 
 EXPORT CUresult CUDAAPI cuMemHostAlloc(void **memory, size_t size, unsigned int flags) { *memory = malloc(size); return CUDA_SUCCESS; }
 EXPORT CUresult CUDAAPI cuMemFreeHost(void *memory) { free(memory); return CUDA_SUCCESS; }
+EXPORT CUresult CUDAAPI cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) { memcpy((void *)to, (void *)from, size); return CUDA_SUCCESS; }
 EXPORT CUresult CUDAAPI cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream) { memcpy((void *)to, from, size); return CUDA_SUCCESS; }
 EXPORT CUresult CUDAAPI cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream) { memcpy(to, (void *)from, size); return CUDA_SUCCESS; }
 EXPORT CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size, CUstream stream) { memset((void *)to, value, size); return CUDA_SUCCESS; }

@@ -47,9 +47,9 @@ test("a HANDLE that is not there: the error names the call and the system's code
 
 for (const runtime of [currentRuntime, otherRuntime]) {
   test(`a handle is copied out of a ${runtime} process, and both mean one object`, { skip, timeout: 60_000 }, async () => {
-    const { name, accepted } = await listen();
+    const { name, accept } = await listen();
     await using program = spawnRuntime(runtime, owner, [name]);
-    const peer = await accepted;
+    const peer = await accept(program);
     const { identity, event } = await peer.receive();
     assertFalse(isSameProcess(identity, ownIdentity()));
 

@@ -2,6 +2,7 @@
 import { once } from "node:events";
 import { connect, createServer, type Socket } from "node:net";
 import { createInterface } from "node:readline";
+import type { RuntimeProcess } from "../helpers/runtimes.ts";
 
 /** The other side. */
 export interface Peer {
@@ -25,8 +26,8 @@ function peer(socket: Socket): Peer {
   };
 }
 
-/** Listens at a pipe of its own and gives the name, and the one connection that is made. */
-export async function listen(): Promise<{ name: string; accepted: Promise<Peer> }> {
+/** Listens at a pipe of its own and gives the name, and the one connection that a program makes. */
+export async function listen(): Promise<{ name: string; accept(program: RuntimeProcess): Promise<Peer> }> {
   const name = `\\\\.\\pipe\\cuda-ipc-test-${crypto.randomUUID()}`;
   const server = createServer();
   const accepted = once(server, "connection").then(([socket]) => {
@@ -35,7 +36,13 @@ export async function listen(): Promise<{ name: string; accepted: Promise<Peer> 
   });
   server.listen(name);
   await once(server, "listening");
-  return { name, accepted };
+  const accept = (program: RuntimeProcess) => {
+    const ended = program.exited.then(({ code, stderr }): never => {
+      throw new Error(`the program ended with ${code}: ${stderr}`);
+    });
+    return Promise.race([accepted, ended]);
+  };
+  return { name, accept };
 }
 
 export async function connectTo(name: string): Promise<Peer> {

@@ -40,9 +40,9 @@ test("a handle that is no memory: the driver's refusal", { skip }, () => {
 
 for (const runtime of [currentRuntime, otherRuntime]) {
   test(`pools, virtual memory and events of a ${runtime} process, by a named pipe`, { skip, timeout: 60_000 }, async () => {
-    const { name, accepted } = await listen();
+    const { name, accept } = await listen();
     await using program = spawnRuntime(runtime, exporter, [name]);
-    const peer = await accepted;
+    const peer = await accept(program);
     const sent = await peer.receive();
     assertEquals(sent.inherited, [false, false]);
 
