@@ -71,12 +71,14 @@ switch (mode) {
   }
   case "few fds: server": { // turns away who is too many, and goes on
     const server = UnixServer.listen(path);
+    let next = server.accept();
+    await new Promise((resolve) => setTimeout(resolve, 500)); // the thread that waits needs descriptors to start
     console.log("listening");
     const held = fillUp();
     discardFds(held.pop()!, held.pop()!);
-    for (let accepted = 0; accepted < 3;) {
+    for (let accepted = 0; accepted < 3; next = server.accept()) {
       try {
-        const socket = (await server.accept())!;
+        const socket = (await next)!;
         accepted++;
         console.log("accepted");
         if (accepted === 3) send(socket, "welcome");

@@ -42,7 +42,8 @@ export function setFault(fault: Fault | undefined): void {
 export function openFds(): string[] {
   return readdirSync("/proc/self/fd").flatMap((fd) => {
     try {
-      return [`${fd} ${readlinkSync(`/proc/self/fd/${fd}`)}`];
+      const target = readlinkSync(`/proc/self/fd/${fd}`);
+      return target.startsWith("pipe:") ? [] : [`${fd} ${target}`]; // pipes are the runtime's, to its children
     } catch {
       return []; // the one that read the directory
     }
