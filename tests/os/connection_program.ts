@@ -71,14 +71,15 @@ switch (mode) {
   }
   case "few fds: server": { // turns away who is too many, and goes on
     const server = UnixServer.listen(path);
-    let next = server.accept();
-    await new Promise((resolve) => setTimeout(resolve, 500)); // the thread that waits needs descriptors to start
+    const ready = libc().eventfd(1, 0x80000);
+    await waitReadable(ready); // so that the thread that waits has started: that takes descriptors
+    closeFd(ready);
     console.log("listening");
     const held = fillUp();
     discardFds(held.pop()!, held.pop()!);
-    for (let accepted = 0; accepted < 3; next = server.accept()) {
+    for (let accepted = 0; accepted < 3;) {
       try {
-        const socket = (await next)!;
+        const socket = (await server.accept())!;
         accepted++;
         console.log("accepted");
         if (accepted === 3) send(socket, "welcome");
