@@ -22,6 +22,11 @@ export function skipWithout(runtime: Runtime): string | false {
   return existsSync(runtimePath(runtime)) ? false : `${runtime} is not installed at ${runtimePath(runtime)}`;
 }
 
+/** For a test's options: the reason to skip where qemu-user does otherwise than Linux (tools/test_arm64.ts), else false. */
+export function skipUnderQemu(reason: string): string | false {
+  return process.env.CUDA_IPC_TEST_EMULATED === "qemu" ? reason : false;
+}
+
 export interface SpawnOptions {
   /** After this time the process is killed and `timedOut` is true. */
   readonly timeoutMs?: number;

@@ -17,6 +17,7 @@ import {
   sendBytes,
   shutdownSending,
 } from "../../src/os/socket.ts";
+import { skipUnderQemu } from "../helpers/runtimes.ts";
 import { failEachCall, openFds, setFault } from "./faults.ts";
 import { closeAll, connectedPair, directory, leaveStale, newPath } from "./sockets.ts";
 
@@ -70,7 +71,9 @@ test("253 descriptors in one message", () => {
   closeAll(memory, a, b);
 });
 
-test("more descriptors than wanted: ProtocolError, and all are closed", () => {
+const skipLosing = skipUnderQemu("it loses the descriptors for which the buffer has no room");
+
+test("more descriptors than wanted: ProtocolError, and all are closed", { skip: skipLosing }, () => {
   for (const [wanted, sent] of [[0, 1], [1, 2], [1, 3], [2, 3], [16, 253]]) {
     const [a, b] = connectedPair();
     const memory = createSharedMemory("test", 4096);
