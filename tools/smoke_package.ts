@@ -26,6 +26,7 @@ export function exportedValues(code: string): string[] {
       names.push(item.split(/\s+as\s+/).at(-1)!);
     }
   }
+  for (const [, name] of withoutComments(code).matchAll(/export\s+\*\s+as\s+(\w+)/g)) names.push(name);
   return names.sort();
 }
 
