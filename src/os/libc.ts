@@ -55,6 +55,18 @@ export const LIBC_SYMBOLS = {
   link: { prototype: "int link(const char *from, const char *to)", args: ["bytes", "bytes"], result: "i32", setsErrno: true },
   rename: { prototype: "int rename(const char *from, const char *to)", args: ["bytes", "bytes"], result: "i32", setsErrno: true },
   fchmod: { prototype: "int fchmod(int fd, mode_t mode)", args: ["i32", "u32"], result: "i32", setsErrno: true },
+  name_to_handle_at: {
+    prototype: "int name_to_handle_at(int dirfd, const char *path, struct file_handle *handle, int *mount_id, int flags)",
+    args: ["i32", "bytes", "address", "address", "i32"],
+    result: "i32",
+    setsErrno: true,
+  },
+  open_by_handle_at: {
+    prototype: "int open_by_handle_at(int mount_fd, struct file_handle *handle, int flags)",
+    args: ["i32", "address", "i32"],
+    result: "i32",
+    setsErrno: true,
+  },
   // ---- sockets
   socket: {
     prototype: "int socket(int domain, int type, int protocol)",

@@ -1,5 +1,5 @@
 /** Shared memory without a name: memfd and mmap. */
-import { type Address, addressFromNumber, addressToBigInt, toSize } from "../../ffi/mod.ts";
+import { type Address, addressFromNumber, addressToBigInt, NativeBlock, toSize } from "../../ffi/mod.ts";
 import { NotSupportedError, ProtocolError } from "../errors.ts";
 import { discardFds, inspectFd } from "./fd.ts";
 import { readTextFile } from "./file.ts";
@@ -61,6 +61,45 @@ export function mapMemory(fd: number, byteLength: number, byteOffset = 0): Addre
 /** Unmaps what `mapMemory` mapped. Detach the views first. */
 export function unmapMemory(address: Address, byteLength: number): void {
   if (libc().munmap(address, toSize(byteLength)) !== 0) throw systemError("munmap", `Cannot unmap ${byteLength} bytes`);
+}
+
+// struct file_handle: u32 handle_bytes, i32 handle_type, then the bytes; shared memory has 12
+const FILE_HANDLE_HEAD_BYTES = 8;
+const FILE_HANDLE_BYTES = 12;
+/** The size of what `sharedMemoryHandle` gives. */
+export const SHARED_MEMORY_HANDLE_BYTES: number = FILE_HANDLE_HEAD_BYTES + FILE_HANDLE_BYTES;
+const AT_EMPTY_PATH = 0x1000;
+const O_RDWR_CLOEXEC = 0o2000002;
+
+/** The kernel's own name for shared memory, the same in every namespace; undefined where the system gives none. */
+export function sharedMemoryHandle(fd: number): Uint8Array | undefined {
+  const block = new NativeBlock(SHARED_MEMORY_HANDLE_BYTES + 4); // and the mount's id, which nobody needs
+  try {
+    block.view.setUint32(0, FILE_HANDLE_BYTES, true);
+    const [handle, mountId] = [block.addressAt(0), block.addressAt(SHARED_MEMORY_HANDLE_BYTES)];
+    if (libc().name_to_handle_at(fd, cString(""), handle, mountId, AT_EMPTY_PATH) !== 0) return undefined;
+    return block.bytes.slice(0, SHARED_MEMORY_HANDLE_BYTES);
+  } finally {
+    block.free();
+  }
+}
+
+/**
+ * Opens shared memory by its handle, while any process has it. Undefined when none has, and without CAP_DAC_READ_SEARCH. The
+ * caller looks at what it has got before it trusts it.
+ */
+export function openSharedMemoryHandle(handle: Uint8Array): number | undefined {
+  const mount = createSharedMemory("cuda-ipc-mount", 0); // all shared memory lies in one file system, which this names
+  const block = new NativeBlock(SHARED_MEMORY_HANDLE_BYTES);
+  try {
+    block.bytes.set(handle);
+    block.view.setUint32(0, FILE_HANDLE_BYTES, true); // whatever the handle claims: the kernel reads no further
+    const fd = libc().open_by_handle_at(mount, block.addressAt(0), O_RDWR_CLOEXEC);
+    return fd < 0 ? undefined : fd;
+  } finally {
+    block.free();
+    discardFds(mount);
+  }
 }
 
 /** The memory of this machine in bytes. */

@@ -6,7 +6,16 @@ import { CudaIpcError, ProtocolError, SystemCallError } from "../../src/errors.t
 import { EIO } from "../../src/os/errno.ts";
 import { closeFd, duplicateFd, inspectFd, isCloseOnExec, setCloseOnExec } from "../../src/os/fd.ts";
 import { cString, libc } from "../../src/os/libc.ts";
-import { checkSharedMemory, createSharedMemory, mapMemory, unmapMemory } from "../../src/os/memory.ts";
+import {
+  checkSharedMemory,
+  createSharedMemory,
+  mapMemory,
+  openSharedMemoryHandle,
+  SHARED_MEMORY_HANDLE_BYTES,
+  sharedMemoryHandle,
+  unmapMemory,
+} from "../../src/os/memory.ts";
+import { skipWithoutReadSearch } from "../helpers/capabilities.ts";
 import { failEachCall, openFds } from "./faults.ts";
 import { closeAll, connectedPair, newPath } from "./sockets.ts";
 
@@ -32,6 +41,22 @@ test("its size cannot be changed, and it is close-on-exec", () => {
   assert(isCloseOnExec(fd));
   for (const byteLength of [0, 4096, 2 * BYTES]) assertEquals(libc().ftruncate(fd, byteLength as never), -1);
   closeFd(fd);
+});
+
+test("a handle opens the same memory while somebody has it", { skip: skipWithoutReadSearch() }, () => {
+  const before = openFds();
+  const fd = createSharedMemory("test", BYTES);
+  const handle = sharedMemoryHandle(fd)!;
+  const opened = openSharedMemoryHandle(handle)!;
+  assertEquals(inspectFd(opened).identity, inspectFd(fd).identity);
+  assert(isCloseOnExec(opened));
+  closeAll(fd, opened);
+  assertEquals(openSharedMemoryHandle(handle), undefined);
+  for (const byte of [0, 0xff]) {
+    assertEquals(openSharedMemoryHandle(new Uint8Array(SHARED_MEMORY_HANDLE_BYTES).fill(byte)), undefined);
+  }
+  assertEquals(sharedMemoryHandle(1_000_000), undefined);
+  assertEquals(openFds(), before);
 });
 
 test("a descriptor that is no sealed memory of the right size is refused", () => {

@@ -3,6 +3,7 @@ import { spawnSync } from "node:child_process";
 import { test } from "node:test";
 import { assertEquals, assertRejects } from "@std/assert";
 import { isOnGpu, MiB, passFd, type Peer, type Session, shareAllocation, startLocal, startPeer } from "./harness.ts";
+import { skipWithoutReadSearch } from "../helpers/capabilities.ts";
 
 const OWN_MOUNTS = "unshare --mount";
 const OWN_IPC = "unshare --ipc";
@@ -61,9 +62,10 @@ test("NS-01 a mount namespace changes nothing", { skip }, async () => {
   assertEquals(await seenFrom(OWN_MOUNTS), ALL);
 });
 
-const skipOnSimulator = !isOnGpu && "the simulator finds other processes in /proc, so handles and events end at a pid namespace";
+/** The simulator finds other processes in /proc, and otherwise asks the kernel for their memory. */
+const skipOwnPids = !isOnGpu && skipWithoutReadSearch();
 
-test("NS-02 a pid namespace with its own /proc changes nothing", { skip: skip || skipOnSimulator }, async () => {
+test("NS-02 a pid namespace with its own /proc changes nothing", { skip: skip || skipOwnPids }, async () => {
   assertEquals(await seenFrom(OWN_PIDS), ALL);
 });
 

@@ -4,6 +4,7 @@
  */
 import { createHostView } from "../../../ffi/mod.ts";
 import { inspectPath } from "../../os/fd.ts";
+import { SHARED_MEMORY_HANDLE_BYTES } from "../../os/memory.ts";
 import { CU_EVENT_BLOCKING_SYNC, CU_EVENT_DISABLE_TIMING, CU_EVENT_INTERPROCESS } from "../enums.ts";
 import {
   CUDA_ERROR_INVALID_CONTEXT,
@@ -16,7 +17,7 @@ import { OPAQUE_BYTES } from "../structs.ts";
 import { toAddress } from "./native.ts";
 import { RECORD, WAIT_EVENT } from "./queue.ts";
 import { Refusal } from "./refusal.ts";
-import { EVENT_SLOT_BYTES, EVENT_SLOTS, type RowOf } from "./state.ts";
+import { EVENT_SLOT_BYTES, EVENT_SLOTS, type RowOf, type StateName } from "./state.ts";
 import type { Streams } from "./stream.ts";
 import { TableFullError } from "./table.ts";
 import type { World } from "./world.ts";
@@ -34,7 +35,7 @@ const WORDS = EVENT_SLOT_BYTES / 4;
 
 // the layout of the 64-byte handle
 const HANDLE_MAGIC = 0x7645_4953; // "SIEv"
-const HANDLE = { magic: 0, pid: 4, state: 8, slot: 16, token: 20, directory: 24 };
+const HANDLE = { magic: 0, pid: 4, state: 8, slot: 16, token: 20, directory: 24, namespace: 28, memory: 32 };
 /** Where the driver keeps such events: who sees another directory there cannot open them. */
 const DIRECTORY = "/dev/shm";
 
@@ -215,6 +216,8 @@ export class Events {
     view.setUint32(HANDLE.slot, event.slot, true);
     view.setInt32(HANDLE.token, event.token, true);
     view.setUint32(HANDLE.directory, this.#directory, true);
+    view.setUint32(HANDLE.namespace, this.#world.state.namespace, true);
+    bytes.set(this.#world.state.handle, HANDLE.memory);
     return this.#world.putBytes(bytes);
   }
 
@@ -229,7 +232,9 @@ export class Events {
     if (pid === this.#world.state.pid && state === this.#world.state.token) return CUDA_ERROR_INVALID_CONTEXT;
     if (view.getUint32(HANDLE.directory, true) !== this.#directory) return CUDA_ERROR_MAP_FAILED;
 
-    const area = this.#openArea(pid, state);
+    const namespace = view.getUint32(HANDLE.namespace, true);
+    const memory = handle.subarray(HANDLE.memory, HANDLE.memory + SHARED_MEMORY_HANDLE_BYTES);
+    const area = this.#openArea({ pid, token: state, namespace, memory });
     if (area === undefined) return CUDA_ERROR_MAP_FAILED;
     const { words, at } = this.#slot(area.id, slot);
     if (words[at + TOKEN] !== token) {
@@ -242,10 +247,11 @@ export class Events {
     return this.#world.put(events.handle(events.create({ device, flags, area: area.id, slot, token }).id));
   }
 
-  #openArea(pid: number, state: number): RowOf<"eventAreas"> | undefined {
+  #openArea(name: StateName): RowOf<"eventAreas"> | undefined {
     const { eventAreas } = this.#world.tables;
+    const { pid, token: state } = name;
     for (const area of eventAreas.rows()) if (area.pid === pid && area.state === state) return area;
-    const address = this.#world.state.mapEventsOf(pid, state);
+    const address = this.#world.state.mapEventsOf(name);
     return address === undefined ? undefined : eventAreas.create({ pid, state, address });
   }
 }

@@ -8,7 +8,7 @@ import { NotSupportedError } from "../../errors.ts";
 import { closeFd } from "../../os/fd.ts";
 import { listNumbers } from "../../os/file.ts";
 import { cString, libc, systemError } from "../../os/libc.ts";
-import { createSharedMemory, mapMemory } from "../../os/memory.ts";
+import { createSharedMemory, mapMemory, openSharedMemoryHandle, sharedMemoryHandle } from "../../os/memory.ts";
 import { CALLS } from "./calls.ts";
 import { fillBytes, now, readLink, sleepMicroseconds, toNumber, unmap } from "./native.ts";
 import { cellsOf, type Row, Table, type TableShape } from "./table.ts";
@@ -18,6 +18,7 @@ import { cellsOf, type Row, Table, type TableShape } from "./table.ts";
  * simulated machines.
  */
 const namePrefix = (machine: string): string => `cuda-ipc-simulator-1-${machine}-`;
+const stateName = (machine: string, token: number): string => namePrefix(machine) + token.toString(16).padStart(12, "0");
 const PAGE = 65536; // the largest page size of the platforms
 const HEADER_BYTES = 256;
 
@@ -170,6 +171,24 @@ function openStateOf(machine: string, pid: number, token: number): number | unde
   return fd < 0 ? undefined : fd;
 }
 
+/** How a process names its state to others. */
+export interface StateName {
+  readonly pid: number;
+  readonly token: number;
+  /** Its pid namespace, where the pid means something. */
+  readonly namespace: number;
+  /** What other pid namespaces open it by. */
+  readonly memory: Uint8Array;
+}
+
+/** Opens a state that cannot be found in /proc. */
+function openStateByHandle(machine: string, { token, memory }: StateName): number | undefined {
+  const fd = openSharedMemoryHandle(memory);
+  if (fd === undefined) return undefined;
+  if (readLink(`/proc/self/fd/${fd}`) === `/memfd:${stateName(machine, token)} (deleted)`) return fd;
+  closeFd(fd);
+}
+
 function readPid(fd: number): number {
   const block = new NativeBlock(8);
   libc().pread(fd, block.addressAt(0), toSize(8), toSize(0));
@@ -187,6 +206,10 @@ export class ProcessState {
   readonly pid: number;
   /** A random number below 2^48 that tells this process from a later one with the same pid. */
   readonly token: number;
+  /** The pid namespace: others do not see this process under its pid. */
+  readonly namespace: number = Number(readLink("/proc/self/ns/pid")?.match(/\d+/)?.[0] ?? 0);
+  /** What other pid namespaces open this state by; empty where the system has no such names. */
+  readonly handle: Uint8Array;
   readonly tables: Tables;
   /** Range ids sorted by address; the first cell is their number. */
   readonly order: Float64Array;
@@ -201,6 +224,7 @@ export class ProcessState {
     const { buffer } = createHostView(address, STATE_BYTES).bytes;
     this.machine = machine;
     this.token = token;
+    this.handle = sharedMemoryHandle(fd) ?? new Uint8Array();
     this.#words = new Int32Array(buffer, 0, HEADER_BYTES / 4);
     this.pid = libc().getpid();
     this.tables = openTables(buffer, { ...PUBLIC.at, ...PRIVATE.at });
@@ -217,7 +241,7 @@ export class ProcessState {
     if (known !== undefined) return new ProcessState(machine, known.fd, known.token);
 
     const token = parseInt(crypto.randomUUID().replaceAll("-", "").slice(0, 12), 16);
-    const made = createSharedMemory(namePrefix(machine) + token.toString(16).padStart(12, "0"), STATE_BYTES);
+    const made = createSharedMemory(stateName(machine, token), STATE_BYTES);
     try {
       const state = new ProcessState(machine, made, token);
       state.#words[WORD_PID] = pid;
@@ -269,8 +293,10 @@ export class ProcessState {
   }
 
   /** Maps the event slots of another process: an address, or undefined when that process is gone or not reachable. */
-  mapEventsOf(pid: number, token: number): number | undefined {
-    const fd = openStateOf(this.machine, pid, token);
+  mapEventsOf(name: StateName): number | undefined {
+    const fd = name.namespace === this.namespace
+      ? openStateOf(this.machine, name.pid, name.token)
+      : openStateByHandle(this.machine, name);
     if (fd === undefined) return undefined;
     try {
       return toNumber(mapMemory(fd, EVENTS_BYTES, EVENTS_AT));
