@@ -69,7 +69,10 @@ async function serve(server: IpcServer, pool: MemoryPool, accepted: Map<number, 
     const channel = await Promise.race([connected, died]);
     await feed(channel, consumer, pool);
     const { code, signal, stderr } = await consumer.exited;
-    if (code !== 0 && signal !== "SIGKILL") failures.push(`a consumer ended by ${signal ?? `code ${code}`}: ${stderr}`);
+    if (code !== 0 && signal !== "SIGKILL") {
+      const when = performance.now() < end ? "in its work" : "at the end";
+      failures.push(`a consumer (${runtime}, process ${consumer.pid}) ended ${when} by ${signal ?? `code ${code}`}: ${stderr}`);
+    }
     await channel.closeAsync();
   }
 }
