@@ -106,7 +106,7 @@ async function feed(channel: IpcChannel, consumer: RuntimeProcess, pool: MemoryP
     counts.kills++;
     if (random.chance(0.55)) {
       const lease = await sendOne(channel, pool, [], leases, { busyMs: 200 });
-      await busy;
+      await Promise.race([busy, lease.released]); // a message that was refused keeps nobody busy
       const wasHeld = isBusy && !lease.isReleased;
       process.kill(consumer.pid, "SIGKILL");
       await lease.released;

@@ -5,6 +5,7 @@ import { NotSupportedError, PeerGoneError, ProtocolError } from "../errors.ts";
 import { CudaEvent } from "../event.ts";
 import { ownDriverHandle } from "../memory/allocation_handle.ts";
 import { allocationOf, DeviceBuffer } from "../memory/buffer.ts";
+import { reap } from "../memory/reaper.ts";
 import { nativeStream } from "../native_stream.ts";
 import { discardFds } from "../os/fd.ts";
 import { pollUntil } from "../polling.ts";
@@ -226,7 +227,20 @@ export class Inbox {
     } else if (ready?.word.isBroken) {
       throw this.#unfinished();
     }
+    await this.#placesFree(incoming, signal);
     return this.#openParts(incoming, stream);
+  }
+
+  /** The sender may have given a place out again before this process has unmapped what it was. */
+  async #placesFree({ buffers }: Incoming, signal: AbortSignal | undefined): Promise<void> {
+    const { devices } = this.#link;
+    for (const { pool, descriptor } of buffers) {
+      if (pool === null || !pool.mustImportLater(devices, descriptor)) continue;
+      await pollUntil(() => {
+        reap();
+        return !pool.mustImportLater(devices, descriptor);
+      }, signal);
+    }
   }
 
   #reached({ word, value }: Slot, signal: AbortSignal | undefined): Promise<void> {

@@ -6,7 +6,9 @@ import { HostPool } from "../memory/host_pool.ts";
 import { hostPoolParts, type NativeHostPool } from "../memory/native_host_pool.ts";
 import { NativePool, nativePool } from "../memory/native_pool.ts";
 import { MemoryPool } from "../memory/pool.ts";
+import { mustImportLater } from "../memory/pool_import.ts";
 import { discardFds, duplicateFd, setCloseOnExec } from "../os/fd.ts";
+import type { BufferDescriptor } from "../wire/descriptor.ts";
 import { MAX_ANNOUNCED, type PoolJson } from "../wire/messages.ts";
 
 /** What is behind a pool of device or of host memory. */
@@ -64,6 +66,15 @@ export class PeerPool {
   /** The pool, imported at its first use: on whichever of the devices it lies, or for the host. */
   open(devices: readonly Device[]): MemoryPool | HostPool {
     return this.#pool ??= this.#import(devices);
+  }
+
+  /** Whether memory that was given up here, and waits for its streams' work, is in the way of a buffer of the pool. */
+  mustImportLater(devices: readonly Device[], descriptor: BufferDescriptor): boolean {
+    const pool = this.open(devices);
+    const action = "receive a buffer";
+    return pool instanceof MemoryPool
+      ? mustImportLater(nativePool(pool, action), pool.device, descriptor)
+      : hostPoolParts(pool, action)!.native.mustOpenLater(descriptor, action);
   }
 
   #import(devices: readonly Device[]): MemoryPool | HostPool {

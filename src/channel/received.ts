@@ -88,7 +88,7 @@ const holds = new WeakMap<Allocation, ReceivedHold>();
 /** Binds a buffer to its hold: when nobody here uses it any more, its owner is told, behind the work that used it. */
 export function bindHold(allocation: Allocation, hold: ReceivedHold): void {
   holds.set(allocation, hold);
-  allocation.beforeGiveBack((stream) => hold.releaseAfter(stream));
+  allocation.afterGiveBack((stream) => hold.releaseAfter(stream));
 }
 
 /** The hold that keeps an imported allocation alive; undefined for one that did not come over a channel. */

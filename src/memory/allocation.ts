@@ -40,7 +40,7 @@ export abstract class Allocation {
   /** Streams of users that ended before the last one. */
   #behind: NativeStream[] | undefined;
   #isGone: (() => boolean) | undefined;
-  #beforeGiveBack: ((stream: NativeStream) => void) | undefined;
+  #afterGiveBack: ((stream: NativeStream) => void) | undefined;
   #leases = 0;
 
   constructor(context: Context, address: Address, byteLength: number, size: Size, stream: NativeStream) {
@@ -74,16 +74,19 @@ export abstract class Allocation {
       }
     }
     try {
-      this.#beforeGiveBack?.(last);
       this.#isGone = this.giveBack(last);
     } finally {
-      this.stream.release();
+      try {
+        this.#afterGiveBack?.(last);
+      } finally {
+        this.stream.release();
+      }
     }
   }
 
   /** Calls `hook` once, when nobody here uses the memory any more: with the stream behind whose work it goes back. */
-  beforeGiveBack(hook: (stream: NativeStream) => void): void {
-    this.#beforeGiveBack = hook;
+  afterGiveBack(hook: (stream: NativeStream) => void): void {
+    this.#afterGiveBack = hook;
   }
 
   /** Adds another process as a user. */
@@ -233,16 +236,12 @@ export class ImportedAllocation extends Allocation {
 
   protected override giveBack(stream: NativeStream): () => boolean {
     // The driver unmaps an import without waiting for the work that uses it
+    this.#mapping.end();
     return reapAfter([stream], () => {
-      const result = this.unmap();
+      const result = this.#mapping.release();
       this.pool.release();
       check(result, "cuMemFree", this.pool);
     }, this.byteLength);
-  }
-
-  /** Gives the driver's result. */
-  protected unmap(): number {
-    return this.#mapping.release();
   }
 }
 

@@ -188,7 +188,9 @@ export class DeviceBuffer extends Closable {
   /**
    * Maps a buffer of another process (`cuMemPoolImportPointer`). The memory is the exporter's: what either writes, both
    * see. Importing the same allocation again counts users of one mapping. In the exporter's own process it gives an
-   * alias. The exporter must not free the memory before all importers have: the driver does not prevent it.
+   * alias. The exporter must not free the memory before all importers have: the driver does not prevent it. Tell it only after
+   * `closeAsync()`: a freed import stays mapped until its stream's work is done, and an import of other memory at its place
+   * is refused until then. A channel takes care of both.
    *
    * `stream` is where the import is freed by default; it is given back when that stream's work is done. Of a HostPool's
    * buffer it may be left out.
@@ -196,7 +198,8 @@ export class DeviceBuffer extends Closable {
    * @throws {ImportLimitError} when the allocation is larger than 4064 MiB.
    * @throws {ProtocolError} when the driver's bytes in the descriptor contradict it.
    * @throws {DeviceNotVisibleError} when the memory is on another device than the pool's.
-   * @throws {InvalidArgumentError} when the descriptor is of another pool.
+   * @throws {InvalidArgumentError} when the descriptor is of another pool, or names memory that overlaps an import which is still
+   * mapped here.
    */
   static import(pool: MemoryPool | HostPool, descriptor: BufferDescriptor, options?: StreamOption): DeviceBuffer {
     if (!(descriptor instanceof BufferDescriptor)) {

@@ -6,6 +6,7 @@ import { addressFromNumber, toSize } from "../../ffi/mod.ts";
 import type { Context } from "../context.ts";
 import { OutOfMemoryError, ProtocolError } from "../errors.ts";
 import { check } from "../driver/check.ts";
+import type { PoolRange } from "../share/import_registry.ts";
 import type { BufferDescriptor } from "../wire/descriptor.ts";
 import { readPoolExportData } from "../wire/export_data.ts";
 import { NativePool } from "./native_pool.ts";
@@ -20,11 +21,16 @@ export function learnExportLayout(context: Context, exportData: Uint8Array, byte
 }
 
 /**
- * Throws ProtocolError when the driver's bytes do not say what the descriptor says, or more than is safe. A pool's
- * allocations lie within the range of the device's memory.
+ * Where the allocation lies in its pool, as the driver's bytes say; undefined where their layout is another. Throws
+ * ProtocolError when they do not say what the descriptor says, or more than is safe. A pool's allocations lie within the range
+ * of the device's memory.
  */
-export function checkExportData(context: Context, descriptor: BufferDescriptor, totalMemoryBytes: number): void {
-  if (!isLayoutKnown(context)) return;
+export function exportedRange(
+  context: Context,
+  descriptor: BufferDescriptor,
+  totalMemoryBytes: number,
+): PoolRange | undefined {
+  if (!isLayoutKnown(context)) return undefined;
   const { byteLength, byteOffset } = readPoolExportData(descriptor.opaque);
   if (byteLength !== BigInt(descriptor.allocationByteLength)) {
     throw new ProtocolError(
@@ -36,6 +42,7 @@ export function checkExportData(context: Context, descriptor: BufferDescriptor, 
       `Cannot import a buffer: the driver's bytes name offset ${byteOffset}, beyond the device's ${totalMemoryBytes} bytes`,
     );
   }
+  return { byteOffset: Number(byteOffset), byteLength: Number(byteLength) };
 }
 
 function isLayoutKnown(context: Context): boolean {

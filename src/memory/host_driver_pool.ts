@@ -4,11 +4,11 @@ import type { Text } from "../arguments.ts";
 import type { Context } from "../context.ts";
 import { check } from "../driver/check.ts";
 import { CU_MEM_LOCATION_TYPE_HOST_NUMA } from "../driver/enums.ts";
-import { CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_OUT_OF_MEMORY } from "../driver/results.ts";
+import { CUDA_ERROR_OUT_OF_MEMORY } from "../driver/results.ts";
 import { NotSupportedError, ProtocolError } from "../errors.ts";
 import { NativeStream } from "../native_stream.ts";
 import { hostMemoryBytes } from "../os/memory.ts";
-import { ImportedMapping, whileImporting } from "../share/import_registry.ts";
+import { ImportedMapping, type PoolRange } from "../share/import_registry.ts";
 import type { BufferDescriptor } from "../wire/descriptor.ts";
 import { readPoolExportData } from "../wire/export_data.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
@@ -16,6 +16,7 @@ import { type Allocation, ImportedAllocation, PoolAllocation } from "./allocatio
 import { type AllocationHandle, ownDriverHandle } from "./allocation_handle.ts";
 import { HostOnlyContext } from "./host_only.ts";
 import { importLimitError } from "./import_limit.ts";
+import { importAt, isPlaceEnding } from "./import_place.ts";
 import type { HostPoolUsage, NativeHostPool } from "./native_host_pool.ts";
 import { NativePool } from "./native_pool.ts";
 import { reap, reapAfter } from "./reaper.ts";
@@ -53,12 +54,18 @@ class ImportedHostAllocation extends ImportedAllocation {
   override get hostAddress(): Address {
     return this.address;
   }
+}
 
-  protected override unmap(): number {
-    const result = super.unmap();
-    // Without a context the driver may not unmap; later imports find the mapping, which ends with the process
-    return result === CUDA_ERROR_INVALID_CONTEXT && this.context instanceof HostOnlyContext ? 0 : result;
+/** Where the allocation lies in its pool, as the driver's bytes say. */
+function exportedRange({ opaque, allocationByteLength }: BufferDescriptor, action: Text): PoolRange {
+  const { byteOffset, byteLength } = readPoolExportData(opaque);
+  if (byteLength !== BigInt(allocationByteLength) || byteOffset + byteLength > BigInt(hostMemoryBytes())) {
+    throw new ProtocolError(
+      `Cannot ${action}: the driver's bytes name ${byteLength} bytes at offset ${byteOffset} of the pool, ` +
+        `its descriptor ${allocationByteLength} bytes`,
+    );
   }
+  return { byteOffset: Number(byteOffset), byteLength: Number(byteLength) };
 }
 
 export class DriverHostPool implements NativeHostPool {
@@ -132,29 +139,23 @@ export class DriverHostPool implements NativeHostPool {
     const { allocationByteLength, generation, opaque } = descriptor;
     if (allocationByteLength > MAX_POOL_ALLOCATION_BYTES) throw importLimitError(action, allocationByteLength);
     const { driver } = this.context;
-    // The driver refuses a second import of host memory, and tells no address: the place in the pool is the key
-    const { byteOffset, byteLength } = readPoolExportData(opaque);
-    if (byteLength !== BigInt(allocationByteLength) || byteOffset + byteLength > BigInt(hostMemoryBytes())) {
-      throw new ProtocolError(
-        `Cannot ${action}: the driver's bytes name ${byteLength} bytes at offset ${byteOffset} of the pool, ` +
-          `its descriptor ${allocationByteLength} bytes`,
-      );
-    }
-    const mapping = whileImporting(() => {
-      let mapping = ImportedMapping.find(driver, this.#pool.handle, byteOffset);
+    const { handle } = this.#pool;
+    const range = exportedRange(descriptor, action);
+    const mapping = importAt(this.#pool, range, action, () => {
+      // The driver refuses a second import of host memory, and tells no address: the place in the pool is the key
+      let mapping = ImportedMapping.of(driver, handle, range);
       if (mapping === undefined) {
-        check(driver.memPoolImportPointer(this.#pool.handle, opaque), "cuMemPoolImportPointer", this.#pool);
-        const address = driver.out.readAddress(0);
-        mapping = ImportedMapping.add(driver, this.#pool.handle, byteOffset, address, allocationByteLength);
-      } else if (mapping.byteLength < allocationByteLength) {
-        throw new NotSupportedError(
-          `Cannot ${action}: an older, shorter buffer at the same place of the exporter's pool is still mapped. Free it first`,
-        );
+        check(driver.memPoolImportPointer(handle, opaque), "cuMemPoolImportPointer", this.#pool);
+        mapping = ImportedMapping.add(driver, handle, driver.out.readAddress(0), allocationByteLength, range);
       }
       mapping.addUser(generation);
       return mapping;
     });
     return new ImportedHostAllocation(this.#pool, descriptor, mapping, stream);
+  }
+
+  mustOpenLater(descriptor: BufferDescriptor, action: Text): boolean {
+    return this.isImported && isPlaceEnding(this.#pool, exportedRange(descriptor, action));
   }
 
   exportHandle(): AllocationHandle {

@@ -210,6 +210,10 @@ export class SharedHostPool implements NativeHostPool {
     this.#free.push(slab);
   }
 
+  mustOpenLater(): boolean {
+    return false; // each import is a mapping of its own
+  }
+
   exportHandle(): AllocationHandle {
     return ownDriverHandle(duplicateFd(this.#fd), this.id);
   }

@@ -25,6 +25,8 @@ export interface NativeHostPool {
   readonly exported: ReadonlyMap<number, Allocation>;
   /** Maps an allocation of another process. */
   open(descriptor: BufferDescriptor, stream: NativeStream, action: Text): Allocation;
+  /** Whether memory that was given up here, and waits for its streams' work, is in the way of `open`. */
+  mustOpenLater(descriptor: BufferDescriptor, action: Text): boolean;
   exportHandle(): AllocationHandle;
   usage(): HostPoolUsage;
   /** The last release ends the pool. */

@@ -5,14 +5,15 @@ import { check } from "../driver/check.ts";
 import { DeviceNotVisibleError, InvalidArgumentError, ProtocolError, SameProcessError } from "../errors.ts";
 import { nativeStream } from "../native_stream.ts";
 import { ownIdentity } from "../os/process.ts";
-import { ImportedMapping, whileImporting } from "../share/import_registry.ts";
+import { ImportedMapping } from "../share/import_registry.ts";
 import type { CudaStream } from "../stream.ts";
 import type { BufferDescriptor } from "../wire/descriptor.ts";
 import { isSameProcess } from "../wire/identity.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { type Allocation, ImportedAllocation } from "./allocation.ts";
-import { checkExportData } from "./export_layout.ts";
+import { exportedRange } from "./export_layout.ts";
 import { importLimitError } from "./import_limit.ts";
+import { importAt, isPlaceEnding } from "./import_place.ts";
 import type { NativeHostPool } from "./native_host_pool.ts";
 import type { NativePool } from "./native_pool.ts";
 import { withStream } from "./own_stream.ts";
@@ -43,21 +44,26 @@ export function openFromPool(
     throw importLimitError(action, descriptor.allocationByteLength);
   }
   const { context } = native;
-  checkExportData(context, descriptor, device.totalMemoryBytes);
+  const range = exportedRange(context, descriptor, device.totalMemoryBytes);
   context.makeCurrent();
   const { driver } = context;
-  const mapping = whileImporting(() => {
+  const mapping = importAt(native, range, action, () => {
     check(driver.memPoolImportPointer(native.handle, descriptor.opaque), "cuMemPoolImportPointer", native);
     const address = driver.out.readAddress(0);
-    const mapping = ImportedMapping.find(driver, native.handle, address) ??
-      ImportedMapping.add(driver, native.handle, address, address, descriptor.allocationByteLength);
+    const mapping = ImportedMapping.at(driver, native.handle, address) ??
+      ImportedMapping.add(driver, native.handle, address, descriptor.allocationByteLength, range);
     mapping.addUser(descriptor.generation);
     return mapping;
   });
   return new ImportedAllocation(native, descriptor, mapping, stream);
 }
 
-/** The same for host memory, where a stream is not needed. */
+/** Whether memory that was given up here, and waits for its streams' work, is in the way of an import. */
+export function mustImportLater(native: NativePool, device: Device, descriptor: BufferDescriptor): boolean {
+  return native.isImported && isPlaceEnding(native, exportedRange(native.context, descriptor, device.totalMemoryBytes));
+}
+
+/** Opens host memory, where a stream is not needed. */
 export function openFromHostPool(
   native: NativeHostPool,
   descriptor: BufferDescriptor,

@@ -36,6 +36,8 @@ const FD = 1;
 const STREAM = 2;
 const WORD = 3;
 const MAPPING = 4;
+/** A mapping whose user has given it up. */
+const ENDING_MAPPING = 5;
 
 const DRIVERS = ["cuda", "simulator"] as const;
 
@@ -49,7 +51,7 @@ interface Item {
 export type Entry = number;
 
 let ourThread: number | undefined;
-let releaseMapping: (driver: CudaDriver, at: number) => void;
+let releaseMapping: (driver: CudaDriver, at: number, isEnding: boolean) => void;
 
 /** The import registry says how a mapping is released; called under the lock. */
 export function provideMappingRelease(provided: typeof releaseMapping): void {
@@ -76,6 +78,11 @@ export function ownMapping(driver: CudaDriver, place: number): Entry {
 
 export function disown(entry: Entry): void {
   if (entry !== 0) processMemory().locked(() => remove(entry));
+}
+
+/** The user has given it up. Only under the lock. */
+export function endMapping(entry: Entry): void {
+  if (entry !== 0) estate()[at(entry) + KIND] = ENDING_MAPPING;
 }
 
 /** Only under the lock. */
@@ -180,10 +187,12 @@ function settle(items: readonly Item[]): void {
   }));
   const areIdle = () => streams.every(({ driver, handle }) => driver.streamQuery(handle) !== CUDA_ERROR_NOT_READY);
   watch(areIdle, () => {
+    // Unmapped before their owner is told, who may give out the same place again at once
     for (const { kind, value, more } of items) {
-      if (kind === WORD) storeWord(value, BigInt(more));
-      else if (kind === MAPPING) processMemory().locked(() => releaseMapping(driverOf(more), value));
+      if (kind !== MAPPING && kind !== ENDING_MAPPING) continue;
+      processMemory().locked(() => releaseMapping(driverOf(more), value, kind === ENDING_MAPPING));
     }
+    for (const { kind, value, more } of items) if (kind === WORD) storeWord(value, BigInt(more));
     for (const { driver, handle } of streams) driver.streamDestroy(handle);
   });
 }

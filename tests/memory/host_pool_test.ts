@@ -207,6 +207,32 @@ for (const runtime of ["deno", "bun"] as const) {
   }
 }
 
+test("without a context a place in the pool is imported again, in other lengths", {
+  skip: skipWithout(currentRuntime),
+}, async () => {
+  using device = Device.open(0);
+  using pool = HostPool.create(device, { ipc: true });
+  await using peer = await startPeer(currentRuntime);
+  {
+    using handle = pool.exportHandle();
+    await peer.ask({ do: "importHostPool", name: "p", id: pool.id, withDevice: false }, [handle.fd]);
+  }
+  for (const lengths of [[4], [2, 2], [1, 2, 1], [5], [3, 1]]) {
+    const buffers = lengths.map((length) => pool.allocate(length * 64 * 1024));
+    for (const [index, buffer] of buffers.entries()) {
+      buffer.view.fill(5 + index);
+      await peer.open(`${index}`, buffer.ipcDescriptor, [], "p");
+    }
+    for (const [index, { byteLength }] of buffers.entries()) {
+      const seen = await peer.ask({ do: "view", name: `${index}`, byteOffset: byteLength - 1, byteLength: 1 });
+      assertEquals(seen, [5 + index]);
+      await peer.ask({ do: "free", name: `${index}` });
+    }
+    for (const buffer of buffers) await buffer.closeAsync();
+  }
+  await peer.end();
+});
+
 test("a descriptor that was tampered with is refused", { skip: skipWithout(currentRuntime) }, async () => {
   using device = Device.open(0);
   using pool = HostPool.create(device, { ipc: true });

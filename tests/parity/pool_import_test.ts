@@ -1,6 +1,7 @@
 /** Pools, as another process sees them. Rows POOL-IMP-… of docs/driver-behaviour.md. */
 import { test } from "node:test";
 import { assert, assertEquals, assertNotEquals } from "@std/assert";
+import type { MemPoolProps } from "../../src/driver/driver.ts";
 import * as enums from "../../src/driver/enums.ts";
 import {
   eventually,
@@ -123,7 +124,7 @@ test("POOL-IMP-11 a process may import its own pool: an alias at another address
   assertEquals(await session.byteAt(address), 17);
 });
 
-test("POOL-IMP-12 a host pool can be imported without a context", async () => {
+test("POOL-IMP-12 a host pool can be imported without a context, and an import freed", async () => {
   await using exporter = await startLocal();
   await using importer = await startPeer({ context: false });
   const pool = await exporter.createPool(HOST_POOL);
@@ -132,8 +133,11 @@ test("POOL-IMP-12 a host pool can be imported without a context", async () => {
   await exporter.host("write", address, Uint8Array.of(18));
   const fd = await passFd(exporter, await exporter.exportPool(pool), importer);
   const imported = await importer.importPool(fd);
-  const alias = (await importer.do("memPoolImportPointer", imported, await exporter.exportPointer(address))).address;
+  const data = await exporter.exportPointer(address);
+  const alias = (await importer.do("memPoolImportPointer", imported, data)).address;
   assertEquals(await importer.host("read", alias, 1), Uint8Array.of(18));
+  await importer.do("memFree", alias);
+  assertEquals((await importer.do("memPoolImportPointer", imported, data)).address, alias);
 });
 
 test("POOL-IMP-13 a second import of a host pool's pointer is refused", async () => {
@@ -276,4 +280,97 @@ test("POOL-IMP-23 10,000 imports and frees leave no descriptor and no memory beh
   assertEquals(await importer.host("churnImports", imported.pool, data, importer.stream, 10_000), 0);
   assertEquals(await importer.host("countFds"), fds);
   assert(Math.abs(await importer.freeBytes() - bytes) < 64 * MiB, "the device's memory is the same");
+});
+
+const UNIT = 64 * 1024;
+
+/**
+ * An importer that still has an old import mapped when a new pointer comes. The owner allocates `before`, shares the one with
+ * the index `old`, frees them all, and allocates `after` in their place. Lengths are in units.
+ */
+async function startOverlap(before: readonly number[], old: number, after: readonly number[], now: number, props?: MemPoolProps) {
+  const exporter = await startLocal();
+  const importer = await startPeer();
+  const pool = await exporter.createPool(props);
+  const imported = await importer.importPool(await passFd(exporter, await exporter.exportPool(pool), importer));
+  await exporter.allocate(pool, UNIT); // keeps the pool's memory reserved
+  const allocate = async (units: readonly number[]) => {
+    const addresses: bigint[] = [];
+    for (const count of units) addresses.push(await exporter.allocate(pool, count * UNIT));
+    return addresses;
+  };
+  const first = await allocate(before);
+  const oldAddress = await importer.importPointer(imported, await exporter.exportPointer(first[old]));
+  for (const address of first) await exporter.free(address);
+  const second = await allocate(after);
+  assertEquals(second[0], first[0], "the same place");
+  for (const [index, address] of second.entries()) {
+    if (props === undefined) await exporter.fill(address, 50 + index, after[index] * UNIT);
+  }
+  return {
+    importer,
+    imported,
+    data: await exporter.exportPointer(second[now]),
+    oldAddress,
+    newAddress: oldAddress + second[now] - first[old],
+    async rangeOf(address: bigint): Promise<{ start: bigint; units: number }> {
+      const range = await importer.do("memGetAddressRange", address);
+      return { start: range.address, units: range.number(8) / UNIT };
+    },
+    async [Symbol.asyncDispose](): Promise<void> {
+      await importer[Symbol.asyncDispose]();
+      await exporter[Symbol.asyncDispose]();
+    },
+  };
+}
+
+test("POOL-IMP-25 a smaller allocation at an old import's address keeps the old size", async () => {
+  await using t = await startOverlap([4], 0, [2, 2], 0);
+  assertEquals(await t.importer.importPointer(t.imported, t.data), t.oldAddress);
+  assertEquals(await t.rangeOf(t.oldAddress), { start: t.oldAddress, units: 4 });
+  assertEquals(await t.importer.byteAt(t.oldAddress), 50);
+  await t.importer.free(t.oldAddress);
+  assertEquals(await t.importer.code("memFree", t.oldAddress), 1);
+});
+
+test("POOL-IMP-26 a larger allocation at an old import's address keeps the old size", async () => {
+  await using t = await startOverlap([2], 0, [4], 0);
+  assertEquals(await t.importer.importPointer(t.imported, t.data), t.oldAddress);
+  assertEquals(await t.rangeOf(t.oldAddress), { start: t.oldAddress, units: 2 });
+  const last = t.oldAddress + BigInt(4 * UNIT - 1);
+  assertEquals(await t.importer.byteAt(last), -1);
+  await t.importer.free(t.oldAddress);
+  assertEquals(await t.importer.importPointer(t.imported, t.data), t.oldAddress);
+  assertEquals(await t.importer.byteAt(last), 50);
+});
+
+test("POOL-IMP-27 an import that begins inside an old one cannot be freed before that", async () => {
+  await using t = await startOverlap([4], 0, [2, 2], 1);
+  const { importer, oldAddress, newAddress } = t;
+  assertEquals(await importer.importPointer(t.imported, t.data), newAddress);
+  assertEquals(await t.rangeOf(newAddress), { start: oldAddress, units: 4 });
+  assertEquals(await importer.byteAt(newAddress), 51);
+  assertEquals(await importer.code("memFree", newAddress), 1);
+  await importer.do("memFree", oldAddress);
+  assertEquals(await t.rangeOf(newAddress), { start: newAddress, units: 2 });
+  assertEquals(await importer.byteAt(newAddress), 51);
+  await importer.do("memFree", newAddress);
+});
+
+test("POOL-IMP-28 an import that begins before an old one and reaches into it is freed in either order", async () => {
+  for (const isOldFirst of [true, false]) {
+    await using t = await startOverlap([2, 2], 1, [4], 0);
+    const { importer, oldAddress, newAddress } = t;
+    assertEquals(await importer.importPointer(t.imported, t.data), newAddress);
+    assertEquals(await t.rangeOf(oldAddress), { start: oldAddress, units: 2 });
+    assertEquals(await t.rangeOf(newAddress), { start: newAddress, units: 4 });
+    for (const address of isOldFirst ? [oldAddress, newAddress] : [newAddress, oldAddress]) await importer.do("memFree", address);
+  }
+});
+
+test("POOL-IMP-29 host memory that overlaps an old import is not imported", async () => {
+  for (const [before, old, after, now] of [[[4], 0, [2, 2], 0], [[4], 0, [2, 2], 1], [[2, 2], 1, [4], 0]] as const) {
+    await using t = await startOverlap(before, old, after, now, HOST_POOL);
+    assertEquals(await t.importer.code("memPoolImportPointer", t.imported, t.data), 208);
+  }
 });

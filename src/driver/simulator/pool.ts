@@ -455,11 +455,25 @@ export class Pools {
     }
 
     const start = this.#base(pool) + offset;
-    const known = this.#world.ranges.startingAt(start);
-    if (known !== undefined && this.#isHost(pool)) return CUDA_ERROR_ALREADY_MAPPED;
-    const values = { byteLength, span: byteLength, generation: Number(view.getBigUint64(EXPORT.generation, true)) };
-    if (known !== undefined) Object.assign(known, values);
-    else this.#world.ranges.add({ kind: POOL_IMPORT, start, device: this.#device(pool), owner: pool.id, ...values });
+    const { ranges } = this.#world;
+    const overlapping = [...ranges.between(start, start + byteLength)];
+    if (overlapping.length > 0 && this.#isHost(pool)) return CUDA_ERROR_ALREADY_MAPPED;
+    const generation = Number(view.getBigUint64(EXPORT.generation, true));
+    const same = overlapping.find((range) => range.start === start);
+    if (same !== undefined) same.generation = generation; // and keeps its size
+    else {
+      const span = byteLength;
+      const range = ranges.add({
+        kind: POOL_IMPORT,
+        start,
+        byteLength,
+        span,
+        device: this.#device(pool),
+        owner: pool.id,
+        generation,
+      });
+      for (const other of overlapping) ranges.markOverlap(range, other);
+    }
     this.#countImports(pool);
     return this.#world.put(start);
   }

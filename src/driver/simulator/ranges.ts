@@ -11,6 +11,9 @@ export const REGISTERED = 5; // cuMemHostRegister
 export const VIRTUAL = 6; // cuMemMap
 export const LEGACY_IMPORT = 7;
 
+/** In place of how often a range was opened, which is not counted for imports of pool memory. */
+const OVERLAPS = -1;
+
 export class Ranges {
   readonly #table: ProcessState["tables"]["ranges"];
   readonly #order: Float64Array;
@@ -55,12 +58,28 @@ export class Ranges {
     this.#table.destroy(range.id);
   }
 
-  /** The range that covers the address. */
+  /** Only imports of pool memory may overlap. */
+  markOverlap(range: Range, other: Range): void {
+    range.references = other.references = OVERLAPS;
+  }
+
+  /** The range that covers the address; where imports overlap, the oldest one, as on hardware. */
   find(address: number): Range | undefined {
     const index = this.#indexAbove(address) - 1;
     if (index < 1) return undefined;
     const range = this.#table.at(this.#order[index]);
+    if (range.references === OVERLAPS) return this.#oldest(index, address);
     return address < range.start + range.span ? range : undefined;
+  }
+
+  #oldest(last: number, address: number): Range | undefined {
+    let found: Range | undefined;
+    for (let index = last; index >= 1; index--) {
+      const range = this.#table.at(this.#order[index]);
+      if (range.kind !== POOL_IMPORT) break;
+      if (address < range.start + range.span && (found === undefined || range.buffer < found.buffer)) found = range;
+    }
+    return found;
   }
 
   /** The range that starts exactly there. */
