@@ -27,11 +27,26 @@ export class Completion {
     check(this.#stream.context.driver.eventRecord(this.#event!, this.#stream.handle), "cuEventRecord", this.#stream);
   }
 
+  /** Throws when the work has failed. */
   isDone(): boolean {
-    const result = this.#stream.context.driver.eventQuery(this.#event!);
+    const result = this.#query();
     if (result === CUDA_ERROR_NOT_READY) return false;
     check(result, "cuEventQuery", this.#stream);
     return true;
+  }
+
+  /** Whether nothing of the work goes on, be it done or failed. */
+  isOver(): boolean {
+    return this.#query() !== CUDA_ERROR_NOT_READY;
+  }
+
+  hasFailed(): boolean {
+    const result = this.#query();
+    return result !== 0 && result !== CUDA_ERROR_NOT_READY;
+  }
+
+  #query(): number {
+    return this.#stream.context.driver.eventQuery(this.#event!);
   }
 
   release(): void {

@@ -1,6 +1,7 @@
 /** The driver's stream behind a CudaStream: counted, since buffers and waits outlive the object that the user closed. */
 import { setTimeout } from "node:timers";
 import type { Text } from "./arguments.ts";
+import { inBackground } from "./background.ts";
 import type { Address } from "../ffi/mod.ts";
 import { CU_STREAM_NON_BLOCKING } from "./driver/enums.ts";
 import { check } from "./driver/check.ts";
@@ -17,7 +18,7 @@ function endLater(): void {
   if (timer !== undefined || ending.size === 0) return;
   timer = setTimeout(() => {
     timer = undefined;
-    for (const stream of [...ending]) stream.endIfIdle();
+    for (const stream of [...ending]) inBackground("destroy a stream", () => stream.endIfIdle());
     endLater();
   }, END_INTERVAL_MS);
   timer.unref();

@@ -1,15 +1,19 @@
 /** Another process, held by its pidfd: whether it has exited, and being told when it does. */
+import { setTimeout as sleep } from "node:timers/promises";
+import { inBackground } from "../background.ts";
 import { PeerGoneError } from "../errors.ts";
 import { closeFd, duplicateFd } from "../os/fd.ts";
 import { hasExited } from "../os/process.ts";
 import { FdWatch } from "../os/waiter.ts";
 import type { ProcessIdentity } from "../wire/identity.ts";
 
+const AGAIN_MS = 100;
+
 /** Counted: leases outlive the channel that they were sent over. */
 export class PeerProcess {
   readonly identity: ProcessIdentity;
   readonly #pidfd: number | undefined;
-  readonly #watch: FdWatch | undefined;
+  #watch: FdWatch | undefined;
   readonly #callbacks = new Set<() => void>();
   #exited = false;
   #users = 1;
@@ -19,9 +23,22 @@ export class PeerProcess {
     this.identity = identity;
     this.#pidfd = pidfd;
     if (pidfd === undefined) return;
-    this.#watch = new FdWatch(pidfd);
-    this.#watch.unref();
-    this.#watch.readable().then(() => this.#onExit(), () => {});
+    this.#watchExit(pidfd);
+  }
+
+  /** Leases end by the exit, so a failure to wait for it (no descriptors are left, say) is no reason to give up. */
+  async #watchExit(pidfd: number): Promise<void> {
+    while (this.#users > 0) {
+      try {
+        const watch = this.#watch = new FdWatch(pidfd);
+        watch.unref();
+        await watch.readable();
+        return this.#onExit();
+      } catch {
+        this.#watch?.close();
+        await sleep(AGAIN_MS, undefined, { ref: false });
+      }
+    }
   }
 
   get pid(): number {
@@ -51,7 +68,7 @@ export class PeerProcess {
 
   #onExit(): void {
     this.#exited = true;
-    for (const callback of [...this.#callbacks]) callback();
+    for (const callback of [...this.#callbacks]) inBackground(`end what process ${this.pid} held`, callback);
     this.#callbacks.clear();
   }
 
@@ -67,7 +84,7 @@ export class PeerProcess {
 
   release(): void {
     if (--this.#users > 0 || this.#pidfd === undefined) return;
-    this.#watch!.close();
+    this.#watch?.close();
     closeFd(this.#pidfd);
   }
 }

@@ -54,10 +54,10 @@ export class ReceivedHold {
     else {
       const completion = new Completion(stream);
       word.block.hold();
-      watch(() => completion.isDone(), () => {
-        completion.release();
+      watch(() => completion.isOver(), () => {
         word.store(value);
         word.block.release();
+        completion.release();
       });
     }
     this.#end();

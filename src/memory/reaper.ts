@@ -4,7 +4,7 @@
  * blocking the event loop. Nothing is waited for at process exit.
  */
 import { setTimeout } from "node:timers";
-import process from "node:process";
+import { inBackground } from "../background.ts";
 import { Completion } from "../completion.ts";
 import type { Context } from "../context.ts";
 import type { NativeStream } from "../native_stream.ts";
@@ -70,19 +70,13 @@ export function pendingBytes(): number {
 export function reap(): number {
   let count = 0;
   for (const entry of [...pending]) {
-    try {
-      if (!entry.isReady()) continue;
+    // A failure leaves the memory with the driver
+    inBackground("give memory back to the driver", () => {
       pending.delete(entry);
+      if (!entry.isReady()) return void pending.add(entry);
       entry.giveBack();
       count++;
-    } catch (error) {
-      // Nobody awaits a background free, so its failure is told as a warning; the memory stays with the driver
-      pending.delete(entry);
-      process.emitWarning(`Cannot give memory back to the driver: ${error instanceof Error ? error.message : String(error)}`, {
-        type: "CudaIpcWarning",
-        code: "CUDA_IPC_NOT_FREED",
-      });
-    }
+    }, "CUDA_IPC_NOT_FREED");
   }
   return count;
 }

@@ -1,6 +1,6 @@
 /** Small files through libc, so that Deno needs no permission beyond `--allow-ffi`. */
 import { errno, NativeBlock, toSize } from "../../ffi/mod.ts";
-import { ENOENT } from "./errno.ts";
+import { ENOENT, ESRCH } from "./errno.ts";
 import { discardFds } from "./fd.ts";
 import { cString, libc, retryInterrupted, systemError, systemErrorOf } from "./libc.ts";
 
@@ -15,7 +15,7 @@ const ENTRIES_BYTES = 65536;
 let chunk: NativeBlock | undefined;
 let entries: NativeBlock | undefined;
 
-/** The text of a small file, such as one of /proc. Undefined when there is none. */
+/** The text of a small file, such as one of /proc. Undefined when there is none, or when its process or thread has gone. */
 export function readTextFile(path: string): string | undefined {
   const block = chunk ??= new NativeBlock(CHUNK_BYTES);
   const fd = retryInterrupted(() => libc().open(cString(path), O_CLOEXEC, 0));
@@ -29,7 +29,11 @@ export function readTextFile(path: string): string | undefined {
     let text = "";
     for (;;) {
       const count = retryInterrupted(() => libc().read(fd, block.addressAt(0), toSize(CHUNK_BYTES)));
-      if (count < 0) throw systemError("read", `Cannot read ${path}`);
+      if (count < 0) {
+        const code = errno();
+        if (code === ESRCH) return undefined;
+        throw systemErrorOf(code, "read", `Cannot read ${path}`);
+      }
       if (count === 0) return text + decoder.decode();
       text += decoder.decode(block.bytes.slice(0, count), { stream: true });
     }

@@ -5,6 +5,7 @@
  */
 import { setTimeout } from "node:timers";
 import { type Address, addressFromNumber, createHostView } from "../../ffi/mod.ts";
+import { inBackground } from "../background.ts";
 import { observeStreams } from "../context.ts";
 import type { CudaDriver } from "../driver/driver.ts";
 import { chosenDriver, openDriver } from "../driver/mod.ts";
@@ -152,7 +153,9 @@ function takeThread(cells: Float64Array): number {
 
 function look(): void {
   setTimeout(() => {
-    for (const items of processMemory().locked(takeDead)) settle(items);
+    inBackground("settle what a thread has left", () => {
+      for (const items of processMemory().locked(takeDead)) settle(items);
+    });
     look();
   }, LOOK_MS).unref();
 }

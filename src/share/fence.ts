@@ -253,10 +253,11 @@ export class SharedFence extends Closable implements StreamFence {
       const completion = new Completion(native);
       const word = this.#word;
       word.block.hold();
-      watch(() => word.load() >= previous && completion.isDone(), () => {
-        completion.release();
-        word.store(value);
+      watch(() => word.load() >= previous && completion.isOver(), () => {
+        if (completion.hasFailed()) word.break(); // whoever waits must not take the work for done
+        else word.store(value);
         word.block.release();
+        completion.release();
       });
     } else {
       if (this.#lastStream !== undefined && this.#lastStream !== native) this.#word.waitBefore(native, this.#last);
@@ -297,7 +298,7 @@ export class SharedFence extends Closable implements StreamFence {
   }
 
   #broken(action: string): PeerGoneError {
-    return new PeerGoneError(`Cannot ${action}: its writer, process ${this.#writerIdentity.pid}, has exited`);
+    return new PeerGoneError(`Cannot ${action}: its writer, process ${this.#writerIdentity.pid}, has exited, or its work has failed`);
   }
 
   /** Called once, by `close`. */

@@ -4,6 +4,7 @@
  */
 import { addOffset, type Address, createHostView, type HostView, toSize } from "../../ffi/mod.ts";
 import { clearTimeout, setTimeout } from "node:timers";
+import { inBackground } from "../background.ts";
 import type { Context } from "../context.ts";
 import { check } from "../driver/check.ts";
 import { CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE } from "../driver/enums.ts";
@@ -109,9 +110,9 @@ export class FenceBlock {
 
   /** Gives a retired block up if its devices are idle now. */
   freeIfIdle(): void {
-    if (!this.#isIdle()) return;
-    retired.delete(this);
-    this.#free();
+    retired.delete(this); // before what may fail, so that nothing is tried for ever
+    if (this.#isIdle()) this.#free();
+    else retired.add(this);
   }
 
   #free(): void {
@@ -133,7 +134,7 @@ function schedule(): void {
   timer = undefined;
   if (retired.size === 0) return;
   timer = setTimeout(() => {
-    for (const block of [...retired]) block.freeIfIdle();
+    for (const block of [...retired]) inBackground("give fences back", () => block.freeIfIdle());
     schedule();
   }, RETIRE_INTERVAL_MS);
   timer.unref();

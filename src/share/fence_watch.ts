@@ -3,6 +3,7 @@
  * and keeps no process alive.
  */
 import { clearTimeout, setTimeout } from "node:timers";
+import { inBackground } from "../background.ts";
 
 const FASTEST_MS = 1;
 const SLOWEST_MS = 20;
@@ -46,10 +47,12 @@ function look(): void {
   timer = undefined;
   intervalMs = Math.min(intervalMs * 1.25, SLOWEST_MS);
   for (const entry of [...watches]) {
-    if (!entry.isDone()) continue;
-    watches.delete(entry);
-    intervalMs = FASTEST_MS;
-    entry.then();
+    inBackground("watch a fence", () => {
+      watches.delete(entry); // before what may fail, so that nothing is tried for ever
+      if (!entry.isDone()) return void watches.add(entry);
+      intervalMs = FASTEST_MS;
+      entry.then();
+    });
   }
   schedule();
 }
