@@ -293,7 +293,7 @@ export class IpcChannel extends Closable {
     this.#isForced ||= checkBoolean("close a channel", "force", checkOptions("close a channel", options).force, false);
     super.close();
     if (!this.#isForced) return;
-    this.#link.transport.close();
+    this.#hangUp();
     this.#settleQuiet();
   }
 
@@ -412,7 +412,8 @@ export class IpcChannel extends Closable {
     this.#forwarding.end(closedError);
     const { transport } = this.#link;
     if (reason === "closed" || reason === "closed-by-peer") this.#link.send("close", { reason });
-    if (this.#isForced || reason === "peer-gone" || reason === "disconnected") transport.close();
+    if (this.#isForced) this.#hangUp();
+    else if (reason === "peer-gone" || reason === "disconnected") transport.close();
     this.#flushed = this.#flush(reason === "closed");
     this.#settleClosed(reason);
   }
@@ -428,8 +429,14 @@ export class IpcChannel extends Closable {
     await Promise.race([transport.flushed(), timeout]);
     if (andReadOn && transport.isOpen) await Promise.race([this.#quiet, timeout]);
     clearTimeout(timer);
-    transport.close();
+    this.#hangUp();
     this.#finish();
+  }
+
+  /** Messages that the peer has sent and nobody will receive are released. */
+  #hangUp(): void {
+    this.#link.transport.drain();
+    this.#link.transport.close();
   }
 
   #isFinished = false;

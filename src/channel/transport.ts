@@ -1,7 +1,7 @@
 /** Frames over a socket: written in order as the kernel takes them, read as they come. Nothing here waits or blocks. */
 import { ChannelClosedError, ProtocolError } from "../errors.ts";
 import { closeFd, discardFds } from "../os/fd.ts";
-import { receiveBytes, sendBytes } from "../os/socket.ts";
+import { receiveBytes, type Received, sendBytes, shutdownReceiving } from "../os/socket.ts";
 import { FdWatch } from "../os/waiter.ts";
 import { disown, type Entry, ownFd } from "../share/estate.ts";
 import { type Frame, FrameDecoder, MAX_FRAME_BYTES } from "../wire/frame.ts";
@@ -68,17 +68,35 @@ export class Transport {
           const received = receiveBytes(this.socket);
           if (received === undefined) break;
           if (received === null) return this.#end(undefined);
-          this.receivedBytes += received.bytes.byteLength;
-          for (const frame of this.#decoder.push(received.bytes, received.fds)) {
-            if (this.#isClosed) discardFds(...frame.fds);
-            else this.#handlers.onFrame(frame);
-          }
+          this.#take(received);
           if (this.#isClosed) return;
         }
         await this.#watch.readable();
       }
     } catch (error) {
       if (!this.#isClosed) this.#end(error);
+    }
+  }
+
+  #take({ bytes, fds }: Received): void {
+    this.receivedBytes += bytes.byteLength;
+    for (const frame of this.#decoder.push(bytes, fds)) {
+      if (this.#isClosed) discardFds(...frame.fds);
+      else this.#handlers.onFrame(frame);
+    }
+  }
+
+  /**
+   * Lets the peer send nothing more, and hands over what it has sent: it counts that as delivered, and waits for the releases.
+   * Only before `close`.
+   */
+  drain(): void {
+    if (!this.isOpen) return;
+    try {
+      shutdownReceiving(this.socket);
+      for (let received = receiveBytes(this.socket); received; received = receiveBytes(this.socket)) this.#take(received);
+    } catch {
+      // Nothing that can be read, and the connection ends anyway
     }
   }
 

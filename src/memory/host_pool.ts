@@ -3,14 +3,15 @@ import { checkBoolean, checkInteger, checkOptions, invalid } from "../arguments.
 import { Closable } from "../closable.ts";
 import { type Context, contextOf } from "../context.ts";
 import type { Device } from "../device.ts";
-import { check } from "../driver/check.ts";
+import { check, resultName } from "../driver/check.ts";
 import type { Driver } from "../driver/driver.ts";
 import { CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED } from "../driver/enums.ts";
 import { chosenDriver } from "../driver/mod.ts";
-import { CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED } from "../driver/results.ts";
-import { ClosedError, CudaDriverError, InvalidArgumentError, NotSupportedError } from "../errors.ts";
+import { CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY } from "../driver/results.ts";
+import { ClosedError, CudaDriverError, InvalidArgumentError, NotSupportedError, OutOfMemoryError } from "../errors.ts";
 import { IS_WINDOWS } from "../os/windows.ts";
 import { parseUuid } from "../wire/hex.ts";
+import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { AllocationHandle, checkDriverHandle } from "./allocation_handle.ts";
 import { type DeviceBuffer, type StreamOption, wrapAllocation } from "./buffer.ts";
 import { DriverHostPool } from "./host_driver_pool.ts";
@@ -68,15 +69,19 @@ const TOKEN: unique symbol = Symbol("HostPool");
 export class HostPool extends Closable {
   readonly #device: Device | null;
   readonly #native: NativeHostPool;
+  readonly #maxBytes: number;
+  /** For what is too large to be shared from a pool of the driver's. */
+  #large: HostPool | undefined;
 
   /** Not for users: see {@linkcode HostPool.create} and {@linkcode HostPool.import}. */
-  private constructor(token: typeof TOKEN, device: Device | null, native: NativeHostPool) {
+  private constructor(token: typeof TOKEN, device: Device | null, native: NativeHostPool, maxBytes = 0) {
     super();
     if (token !== TOKEN) {
       throw new InvalidArgumentError("Cannot construct a HostPool: use HostPool.create() or HostPool.import()");
     }
     this.#device = device;
     this.#native = native;
+    this.#maxBytes = maxBytes;
     this.protect("HostPool", native);
   }
 
@@ -106,7 +111,7 @@ export class HostPool extends Closable {
         `Cannot ${action}: maxBytes is missing, and Windows needs a shareable pool's size at its creation`,
       );
     }
-    return new HostPool(TOKEN, device, createNative(context, crypto.randomUUID(), ipc, maxBytes, numaNode));
+    return new HostPool(TOKEN, device, createNative(context, crypto.randomUUID(), ipc, maxBytes, numaNode), maxBytes);
   }
 
   /**
@@ -154,16 +159,22 @@ export class HostPool extends Closable {
     if (this.isImported) {
       throw new NotSupportedError(`Cannot ask for the attributes of ${this}: only the process that made it can`);
     }
-    return this.#native.usage();
+    const own = this.#native.usage();
+    const large = this.#large?.attributes;
+    if (large === undefined) return own;
+    return { reservedBytes: own.reservedBytes + large.reservedBytes, usedBytes: own.usedBytes + large.usedBytes };
   }
 
   /**
    * Allocates host memory. Its contents are undefined. The host may use it at once, and any stream. It is freed by its
    * holder: its views are detached at once, and the memory goes back when the work of its stream is done.
    *
+   * What is larger than 4064 MiB in an `ipc` pool lies in registered shared memory, since importing such an allocation of the
+   * driver's would kill the importing process: `buffer.pool` is another pool then, whose handle opens it. A channel knows.
+   *
    * @param options `stream` is where its copies are queued by default. Default: a stream of its own.
    * @throws {OutOfMemoryError} when the host or `maxBytes` has no room.
-   * @throws {ImportLimitError} above 4064 MiB in an `ipc` pool: use several buffers.
+   * @throws {ImportLimitError} above 4064 MiB in an `ipc` pool on Windows: use several buffers.
    * @throws {NotSupportedError} when the pool is imported.
    */
   allocate(byteLength: number, options?: StreamOption): DeviceBuffer {
@@ -173,8 +184,29 @@ export class HostPool extends Closable {
     const { stream: given } = checkOptions(action, options);
     const native = this.#native;
     if (native.isImported) throw new NotSupportedError(`Cannot ${action}: only the process that made it can`);
+    if (this.#isTooLarge(byteLength)) return this.#largePool(byteLength, action).allocate(byteLength, options);
     const allocation = withStream(native.context, given, action, (stream) => native.allocate(byteLength, stream));
     return wrapAllocation(allocation, this.#device, this);
+  }
+
+  #isTooLarge(byteLength: number): boolean {
+    return byteLength > MAX_POOL_ALLOCATION_BYTES && this.isIpcEnabled && !IS_WINDOWS &&
+      !(this.#native instanceof SharedHostPool);
+  }
+
+  #largePool(byteLength: number, action: string): HostPool {
+    const { usedBytes } = this.attributes;
+    if (this.#maxBytes !== 0 && usedBytes + byteLength > this.#maxBytes) {
+      throw new OutOfMemoryError(
+        `Cannot ${action}: ${byteLength} bytes are wanted, ${usedBytes} are in use and maxBytes allows ${this.#maxBytes}`,
+        { code: CUDA_ERROR_OUT_OF_MEMORY, resultName: resultName(CUDA_ERROR_OUT_OF_MEMORY), call: "cuMemHostRegister" },
+      );
+    }
+    return this.#large ??= new HostPool(
+      TOKEN,
+      this.#device,
+      SharedHostPool.create(this.#native.context, crypto.randomUUID(), true, this.#maxBytes),
+    );
   }
 
   /**
@@ -193,6 +225,7 @@ export class HostPool extends Closable {
 
   /** Called once, by `close`. */
   protected override onClose(): void {
+    this.#large?.close();
     this.#native.release();
   }
 

@@ -33,6 +33,7 @@ const MSG_CTRUNC = 0x8;
 const MSG_DONTWAIT = 0x40;
 const MSG_NOSIGNAL = 0x4000;
 const MSG_CMSG_CLOEXEC = 0x4000_0000;
+const SHUT_RD = 0;
 const SHUT_WR = 1;
 
 /** sun_path of sockaddr_un holds 108 bytes with the NUL. */
@@ -321,7 +322,16 @@ function receivedFds(block: NativeBlock): number[] {
 
 /** Tells the peer that no more bytes will come; receiving goes on. */
 export function shutdownSending(socket: number): void {
-  if (libc().shutdown(socket, SHUT_WR) === 0) return;
+  shutdown(socket, SHUT_WR);
+}
+
+/** Lets the peer send nothing more; what it has sent can still be received. */
+export function shutdownReceiving(socket: number): void {
+  shutdown(socket, SHUT_RD);
+}
+
+function shutdown(socket: number, how: number): void {
+  if (libc().shutdown(socket, how) === 0) return;
   const code = errno();
-  if (code !== ENOTCONN) throw systemErrorOf(code, "shutdown", `Cannot end sending on socket ${socket}`);
+  if (code !== ENOTCONN) throw systemErrorOf(code, "shutdown", `Cannot shut down socket ${socket}`);
 }

@@ -298,7 +298,9 @@ export class SharedFence extends Closable implements StreamFence {
   }
 
   #broken(action: string): PeerGoneError {
-    return new PeerGoneError(`Cannot ${action}: its writer, process ${this.#writerIdentity.pid}, has exited, or its work has failed`);
+    return new PeerGoneError(
+      `Cannot ${action}: its writer, process ${this.#writerIdentity.pid}, has exited, or its work has failed`,
+    );
   }
 
   /** Called once, by `close`. */

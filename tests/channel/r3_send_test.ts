@@ -171,3 +171,23 @@ test("R3: after the end sends and receives reject", async () => {
   });
   assertEquals(seen, ["ChannelClosedError", "ChannelClosedError", "closed-by-peer"]);
 });
+
+test("R3: a channel that is closed by force releases what it has not received", { timeout: 20_000 }, async () => {
+  const t = toolkit();
+  await using pair = await Pair.start();
+  const { pool, buffer } = t.createBuffer(4096, 1);
+  // The peer is too busy to read, and then closes
+  const closing = pair.peer.run(async (t, ms) => {
+    const end = performance.now() + ms;
+    while (performance.now() < end);
+    t.kept.channel.close({ force: true });
+    await t.sleep(50);
+  }, 300);
+  const leases = [];
+  for (let index = 0; index < 20; index++) leases.push(await pair.channel.send({ buffers: { buffer } }, { after: t.stream }));
+  await closing;
+  await Promise.all(leases.map(({ released }) => released));
+  assertEquals(new Set(leases.map(({ outcome }) => outcome)), new Set(["released"]));
+  buffer.free();
+  pool.close();
+});
