@@ -5,7 +5,7 @@ import { clearTimeout, setImmediate, setTimeout } from "node:timers";
 const SPIN_MS = 0.5;
 const SLEEP_MS = 1;
 /** What has taken long may be seen a little later: by a hundredth of its time, up to this. */
-const MAX_SLEEP_MS = 3;
+const MAX_SLEEP_MS = 2;
 
 interface Wait {
   readonly isDone: () => boolean;
@@ -19,7 +19,7 @@ let sleeping: ReturnType<typeof setTimeout> | undefined;
 
 /**
  * Resolves when `isDone` returns true, and rejects with what it throws, or with the signal's reason. `isDone` is
- * called at once and then from one timer that all waits share: about each millisecond, later every three.
+ * called at once and then from one timer that all waits share: about each millisecond, later every two.
  */
 export function pollUntil(isDone: () => boolean, signal?: AbortSignal): Promise<void> {
   return new Promise<void>((resolve, reject) => {

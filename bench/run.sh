@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# All benchmarks in both runtimes, and the C program where there is a GPU (CUDA_IPC_DRIVER=cuda). CUDA_IPC_TEST_DENO and
+# CUDA_IPC_TEST_BUN name the runtimes where npm did not install them. Names of benchmarks as arguments choose some.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+deno=${CUDA_IPC_TEST_DENO:-node_modules/.bin/deno}
+bun=${CUDA_IPC_TEST_BUN:-node_modules/.bin/bun}
+names=("$@")
+[ ${#names[@]} -gt 0 ] || names=(calls wakeup completion bandwidth)
+
+for name in "${names[@]}"; do
+  if [ "$name" = calls ] && [ "${CUDA_IPC_DRIVER:-simulator}" = cuda ]; then
+    cuda=${CUDA_HOME:-/usr/local/cuda}
+    program=$(mktemp)
+    gcc -O2 -I"$cuda/include" bench/calls.c -L"$cuda/lib64/stubs" -lcuda -o "$program"
+    "$program"
+    rm "$program"
+  fi
+  "$deno" run -A --no-check "bench/$name.ts"
+  "$bun" "bench/$name.ts"
+done
