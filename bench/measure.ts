@@ -8,11 +8,18 @@ import { currentRuntime } from "../tests/helpers/runtimes.ts";
 process.env.CUDA_IPC_DRIVER ??= "simulator";
 export const isOnGpu: boolean = process.env.CUDA_IPC_DRIVER === "cuda";
 
-/** `--quick` does little of each, `--json` prints one object. */
-export const { quick, json } = parseArgs({
+const { values, positionals } = parseArgs({
   options: { quick: { type: "boolean", default: !isOnGpu }, json: { type: "boolean", default: false } },
   allowPositionals: true,
-}).values;
+  allowNegative: true,
+});
+/** `--quick` does little of each, `--no-quick` all also without a GPU; `--json` prints one object for each table. */
+export const { quick, json } = values;
+/** What else the command line says. */
+export const argument: string | undefined = positionals[0];
+
+/** One row of a table: figures and words by the names of their columns, the same in all rows. */
+export type Row = Record<string, string | number>;
 
 const CLOCK_MONOTONIC = 1;
 const { clock_gettime: readClock } = openLibrary("the C library", libcCandidates(), {
@@ -56,7 +63,7 @@ export function timeCalls(call: () => void, calls: number, afterRound: () => voi
 }
 
 /** A table, or its rows as JSON. */
-export function report(title: string, rows: readonly Readonly<Record<string, string | number>>[]): void {
+export function report(title: string, rows: readonly Row[]): void {
   if (json) return console.log(JSON.stringify({ title, runtime: currentRuntime, driver: process.env.CUDA_IPC_DRIVER, rows }));
   console.log(`\n${title} (${currentRuntime}, ${process.env.CUDA_IPC_DRIVER})`);
   const names = Object.keys(rows[0]);
@@ -69,5 +76,6 @@ export function report(title: string, rows: readonly Readonly<Record<string, str
 
 function format(value: string | number): string {
   if (typeof value === "string") return value;
+  if (Number.isInteger(value)) return String(value);
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }

@@ -6,7 +6,7 @@ import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 import { type IpcChannel, IpcServer } from "../mod.ts";
 import { currentRuntime, skipWithout, spawnRuntime } from "../tests/helpers/runtimes.ts";
-import { now, percentile, quick, report } from "./measure.ts";
+import { now, percentile, quick, report, type Row } from "./measure.ts";
 
 /** What the peer answers with. */
 export interface Echo {
@@ -19,8 +19,8 @@ export interface Echo {
 
 const IDLE_MS = quick ? 1000 : 10_000;
 const cpuOf = ({ user, system }: NodeJS.CpuUsage) => user + system;
-const latencies: Record<string, string | number>[] = [];
-const idle: Record<string, string | number>[] = [];
+const latencies: Row[] = [];
+const idle: Row[] = [];
 const folder = mkdtempSync(join(tmpdir(), "cuda-ipc-bench-"));
 
 async function roundTrip(channel: IpcChannel, data: unknown): Promise<Echo & { start: number; end: number }> {
