@@ -291,7 +291,8 @@ for (const runtime of [currentRuntime, otherRuntime]) {
   for (const isRef of ["ref", "unref"]) {
     test(`${runtime}: an idle wait costs nothing (${isRef})`, { skip }, async () => {
       const exit = await runRuntime(runtime, program, ["idle", newPath(), isRef]);
-      assert(Number(exit.stdout) < 0.01, `${100 * Number(exit.stdout)} % of a core ${exit.stderr}`);
+      // bench/wakeup.ts measures it (below 1 %); a loop that never sleeps would take all of a core, on a busy machine too
+      assert(Number(exit.stdout) < 0.1, `${100 * Number(exit.stdout)} % of a core ${exit.stderr}`);
     });
   }
 }
