@@ -13,7 +13,7 @@ import type { Outgoing, Transport } from "./transport.ts";
 import { PeerBlocks, type Slot, WordPool } from "./words.ts";
 
 /** Things of a kind that we keep announced: half of what the peer must keep. */
-const MAX_KEPT = MAX_ANNOUNCED / 2;
+export const MAX_KEPT: number = MAX_ANNOUNCED / 2;
 
 /** What was announced and not forgotten, the least recently used first. */
 class Announcements<T extends object> {

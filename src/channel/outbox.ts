@@ -24,7 +24,7 @@ import {
   type Window,
 } from "../wire/messages.ts";
 import { type Claim, type Hold, holdFor, type Lease, leaseSent, newLease } from "./lease.ts";
-import type { Link } from "./link.ts";
+import { type Link, MAX_KEPT } from "./link.ts";
 import type { AnyNativePool } from "./pools.ts";
 import { type Forwarded, holdBehind, type HoldOwner } from "./received.ts";
 import type { Outgoing } from "./transport.ts";
@@ -149,6 +149,7 @@ export class Outbox {
     const fds: number[] = [];
     const binary: Uint8Array[] = [];
     const link = this.#link;
+    const pools = new Set<AnyNativePool>();
     try {
       const stream = after === undefined ? undefined : nativeStream(after, action);
       const sentBuffers = entries(action, "buffers", buffers).map(([name, buffer]): SentBuffer => {
@@ -156,6 +157,11 @@ export class Outbox {
         const descriptor = buffer.ipcDescriptor;
         const own = this.#exportHandles(buffer, fds);
         const native = nativePoolOf(buffer, allocation, action);
+        if (native !== undefined && pools.add(native).size > MAX_KEPT) {
+          throw new InvalidArgumentError(
+            `Cannot ${action}: its buffers come from more than ${MAX_KEPT} pools. Send several messages, or use fewer pools`,
+          );
+        }
         const pool = native === undefined ? null : link.poolId(native, descriptor.memoryKind, descriptor.deviceUuid);
         const sent = this.#hold(lease, allocation, action);
         holds.push(sent);

@@ -191,3 +191,24 @@ test("R3: a channel that is closed by force releases what it has not received", 
   buffer.free();
   pool.close();
 });
+
+test("R3: a message with buffers of more pools than a channel keeps is refused, and the channel goes on", async () => {
+  const t = toolkit();
+  await using pair = await Pair.start();
+  const all = Array.from({ length: 65 }, () => t.createBuffer(4096, 1));
+  const buffers = Object.fromEntries(all.map(({ buffer }, index) => [`b${index}`, buffer]));
+  await assertRejects(() => pair.channel.send({ buffers }, { after: t.stream }), InvalidArgumentError, "more than 64 pools");
+  assertEquals(pair.channel.stats().leases, []);
+  delete buffers.b64;
+  const lease = await pair.channel.send({ buffers }, { after: t.stream });
+  const count = await pair.peer.run(async (t) => {
+    await using message = await t.kept.channel.receive({ stream: t.stream });
+    return Object.keys(message.buffers).length;
+  });
+  await lease.released;
+  assertEquals([count, lease.outcome], [64, "released"]);
+  for (const { pool, buffer } of all) {
+    buffer.free();
+    pool.close();
+  }
+});
