@@ -408,7 +408,8 @@ function nativePoolOf(buffer: DeviceBuffer, allocation: Allocation, action: stri
 /** The named things of one part of a message. */
 function entries<T>(action: string, name: string, record: Readonly<Record<string, T>> | undefined): [string, T][] {
   if (record === undefined) return [];
-  if (typeof record !== "object" || record === null || Array.isArray(record)) {
+  // Of a Map nothing would be sent, without a word
+  if (typeof record !== "object" || record === null || Symbol.iterator in record) {
     throw invalid(action, name, record, "an object of named things");
   }
   const list = Object.entries(record);

@@ -198,6 +198,8 @@ test("R3: a message with buffers of more pools than a channel keeps is refused, 
   const all = Array.from({ length: 65 }, () => t.createBuffer(4096, 1));
   const buffers = Object.fromEntries(all.map(({ buffer }, index) => [`b${index}`, buffer]));
   await assertRejects(() => pair.channel.send({ buffers }, { after: t.stream }), InvalidArgumentError, "more than 64 pools");
+  const map = new Map(Object.entries(buffers)) as unknown as typeof buffers;
+  await assertRejects(() => pair.channel.send({ buffers: map }), InvalidArgumentError, "an object of named things");
   assertEquals(pair.channel.stats().leases, []);
   delete buffers.b64;
   const lease = await pair.channel.send({ buffers }, { after: t.stream });
