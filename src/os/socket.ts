@@ -322,16 +322,16 @@ function receivedFds(block: NativeBlock): number[] {
 
 /** Tells the peer that no more bytes will come; receiving goes on. */
 export function shutdownSending(socket: number): void {
-  shutdown(socket, SHUT_WR);
+  shutdown(socket, SHUT_WR, "sending");
 }
 
 /** Lets the peer send nothing more; what it has sent can still be received. */
 export function shutdownReceiving(socket: number): void {
-  shutdown(socket, SHUT_RD);
+  shutdown(socket, SHUT_RD, "receiving");
 }
 
-function shutdown(socket: number, how: number): void {
+function shutdown(socket: number, how: number, what: string): void {
   if (libc().shutdown(socket, how) === 0) return;
   const code = errno();
-  if (code !== ENOTCONN) throw systemErrorOf(code, "shutdown", `Cannot shut down socket ${socket}`);
+  if (code !== ENOTCONN) throw systemErrorOf(code, "shutdown", `Cannot end ${what} on socket ${socket}`);
 }
