@@ -1,15 +1,13 @@
 /** Copies of JavaScript arrays to and from the device, beside the pinned copies and the array copies that they are made of. */
 import { freemem } from "node:os";
 import { Device, HostPool, MemoryPool } from "../mod.ts";
-import { contextOf } from "../src/context.ts";
-import { PIECE_BYTES, stagingOf } from "../src/memory/staging.ts";
 import { isOnGpu, median, now, quick, report, type Row } from "./measure.ts";
 
 const KIB = 1024;
 const MIB = 1024 * KIB;
 const SIZES = isOnGpu ? [64 * KIB, MIB, 16 * MIB, 256 * MIB, 1024 * MIB] : [64 * KIB, MIB, 16 * MIB];
-const COMPARED_PIECES = [1, 2, 4, 8].map((mib) => mib * MIB);
-const COMPARED_SIZES = isOnGpu ? [16 * MIB, 256 * MIB] : [16 * MIB];
+/** As large as those of the staging (src/memory/staging.ts). Pieces of 1, 2 and 8 MiB were no faster on an H200. */
+const PIECE_BYTES = 4 * MIB;
 
 async function gigabytesPerSecond(byteLength: number, body: () => void | Promise<void>): Promise<number> {
   const times: number[] = [];
@@ -35,59 +33,42 @@ function sizeName(byteLength: number): string {
   return byteLength < MIB ? `${byteLength / KIB} KiB` : `${byteLength / MIB} MiB`;
 }
 
-/** One device with staging of its own, since that lives as long as the device's context. */
-async function measure(pieceBytes: number, sizes: readonly number[], withParts: boolean): Promise<Row[]> {
-  using device = Device.open(0);
-  stagingOf(contextOf(device, "measure"), pieceBytes);
-  using stream = device.createStream();
-  using pool = MemoryPool.create(device);
-  using hosts = HostPool.create(device);
-  using pieceBuffer = hosts.allocate(pieceBytes);
-  const piece = pieceBuffer.view;
-  const rows: Row[] = [];
-  for (const byteLength of sizes) {
-    // The array and the pinned copy of it, each once
-    if (byteLength > device.memoryInfo().freeBytes || 2 * byteLength > freemem()) {
-      console.error(`${sizeName(byteLength)} does not fit and is left out`);
-      continue;
-    }
-    using buffer = pool.allocate(byteLength, { stream });
-    const array = new Uint8Array(byteLength).fill(1);
-    const speed = (body: () => void | Promise<void>) => gigabytesPerSecond(byteLength, body);
-    const [there, back]: Row[] = [
-      {
-        copy: `${sizeName(byteLength)}, to the device`,
-        async: await speed(() => buffer.write(array, { stream })),
-        sync: await speed(() => buffer.writeSync(array, { stream })),
-      },
-      {
-        copy: `${sizeName(byteLength)}, back`,
-        async: await speed(async () => void await buffer.read({ stream, into: array })),
-        sync: await speed(() => void buffer.readSync({ stream, into: array })),
-      },
-    ];
-    if (withParts) {
-      using pinned = hosts.allocate(byteLength);
-      for (const [row, from, to] of [[there, pinned, buffer], [back, buffer, pinned]] as const) {
-        row.pinned = await speed(() => {
-          from.copyTo(to, { stream });
-          stream.synchronize();
-        });
-      }
-      for (const row of [there, back]) {
-        row["array alone"] = await speed(() => copyThroughPieces(array, piece, row === there));
-      }
-    }
-    rows.push(there, back);
+using device = Device.open(0);
+using stream = device.createStream();
+using pool = MemoryPool.create(device);
+using hosts = HostPool.create(device);
+using pieceBuffer = hosts.allocate(PIECE_BYTES);
+const piece = pieceBuffer.view;
+const rows: Row[] = [];
+for (const byteLength of SIZES) {
+  // The array and the pinned copy of it, each once
+  if (byteLength > device.memoryInfo().freeBytes || 2 * byteLength > freemem()) {
+    console.error(`${sizeName(byteLength)} does not fit and is left out`);
+    continue;
   }
-  return rows;
+  using buffer = pool.allocate(byteLength, { stream });
+  const array = new Uint8Array(byteLength).fill(1);
+  const speed = (body: () => void | Promise<void>) => gigabytesPerSecond(byteLength, body);
+  const [there, back]: Row[] = [
+    {
+      copy: `${sizeName(byteLength)}, to the device`,
+      async: await speed(() => buffer.write(array, { stream })),
+      sync: await speed(() => buffer.writeSync(array, { stream })),
+    },
+    {
+      copy: `${sizeName(byteLength)}, back`,
+      async: await speed(async () => void await buffer.read({ stream, into: array })),
+      sync: await speed(() => void buffer.readSync({ stream, into: array })),
+    },
+  ];
+  using pinned = hosts.allocate(byteLength);
+  for (const [row, from, to] of [[there, pinned, buffer], [back, buffer, pinned]] as const) {
+    row.pinned = await speed(() => {
+      from.copyTo(to, { stream });
+      stream.synchronize();
+    });
+  }
+  for (const row of [there, back]) row["array alone"] = await speed(() => copyThroughPieces(array, piece, row === there));
+  rows.push(there, back);
 }
-
-report("GB/s; async: write and read, sync: writeSync and readSync", await measure(PIECE_BYTES, SIZES, true));
-
-const compared: Row[] = [];
-for (const pieceBytes of COMPARED_PIECES) {
-  const rows = await measure(pieceBytes, COMPARED_SIZES, false);
-  compared.push(...rows.map((row) => ({ pieces: sizeName(pieceBytes), ...row })));
-}
-report("GB/s by the size of the staging's pieces", compared);
+report("GB/s; async: write and read, sync: writeSync and readSync", rows);

@@ -185,6 +185,7 @@ export class HostPool extends Closable {
     const native = this.#native;
     if (native.isImported) throw new NotSupportedError(`Cannot ${action}: only the process that made it can`);
     if (this.#isTooLarge(byteLength)) return this.#largePool(byteLength, action).allocate(byteLength, options);
+    if (this.#large !== undefined) this.#checkRoom(byteLength, action);
     const allocation = withStream(native.context, given, action, (stream) => native.allocate(byteLength, stream));
     return wrapAllocation(allocation, this.#device, this);
   }
@@ -194,7 +195,8 @@ export class HostPool extends Closable {
       !(this.#native instanceof SharedHostPool);
   }
 
-  #largePool(byteLength: number, action: string): HostPool {
+  /** The two pools behind it know nothing of each other. */
+  #checkRoom(byteLength: number, action: string): void {
     const { usedBytes } = this.attributes;
     if (this.#maxBytes !== 0 && usedBytes + byteLength > this.#maxBytes) {
       throw new OutOfMemoryError(
@@ -202,6 +204,10 @@ export class HostPool extends Closable {
         { code: CUDA_ERROR_OUT_OF_MEMORY, resultName: resultName(CUDA_ERROR_OUT_OF_MEMORY), call: "cuMemHostRegister" },
       );
     }
+  }
+
+  #largePool(byteLength: number, action: string): HostPool {
+    this.#checkRoom(byteLength, action);
     return this.#large ??= new HostPool(
       TOKEN,
       this.#device,

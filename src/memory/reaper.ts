@@ -70,13 +70,13 @@ export function pendingBytes(): number {
 export function reap(): number {
   let count = 0;
   for (const entry of [...pending]) {
-    // A failure leaves the memory with the driver
-    inBackground("give memory back to the driver", () => {
+    const went = inBackground("give memory back to the driver", () => {
+      if (!entry.isReady()) return;
       pending.delete(entry);
-      if (!entry.isReady()) return void pending.add(entry);
       entry.giveBack();
       count++;
     }, "CUDA_IPC_NOT_FREED");
+    if (!went) pending.delete(entry); // the memory stays with the driver
   }
   return count;
 }

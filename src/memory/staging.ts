@@ -13,7 +13,7 @@ import { CU_MEMHOSTALLOC_PORTABLE } from "../driver/enums.ts";
 import type { NativeStream } from "../native_stream.ts";
 
 /** Large enough for full bandwidth, small enough to pin without a thought: two pieces overlap. */
-export const PIECE_BYTES = 4 * 1024 * 1024;
+const PIECE_BYTES = 4 * 1024 * 1024;
 const PIECES = 4;
 /** Pieces of one transfer. */
 const LANES = 2;
@@ -26,14 +26,12 @@ interface Piece {
 
 /** The pieces of one device, and who waits for one. They live as long as the context: pinning costs milliseconds. */
 class Staging {
-  readonly pieceBytes: number;
   readonly #context: Context;
   readonly #free: Piece[] = [];
   readonly #waiting: ((piece: Piece) => void)[] = [];
   readonly #made: Piece[] = [];
 
-  constructor(context: Context, pieceBytes: number) {
-    this.pieceBytes = pieceBytes;
+  constructor(context: Context) {
     this.#context = context;
   }
 
@@ -73,9 +71,9 @@ class Staging {
   #make(): Piece {
     const { driver } = this.#context;
     this.#context.makeCurrent();
-    check(driver.memHostAlloc(toSize(this.pieceBytes), CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc", "staging memory");
+    check(driver.memHostAlloc(toSize(PIECE_BYTES), CU_MEMHOSTALLOC_PORTABLE), "cuMemHostAlloc", "staging memory");
     const address = driver.out.readAddress(0);
-    const piece = { address, view: createHostView(address, this.pieceBytes) };
+    const piece = { address, view: createHostView(address, PIECE_BYTES) };
     this.#made.push(piece);
     return piece;
   }
@@ -91,11 +89,10 @@ class Staging {
 
 const stagings = new WeakMap<Context, Staging>();
 
-/** The staging of a context. Its first use says how large the pieces are: bench/bandwidth.ts compares some. */
-export function stagingOf(context: Context, pieceBytes: number = PIECE_BYTES): Staging {
+function stagingOf(context: Context): Staging {
   let staging = stagings.get(context);
   if (staging === undefined) {
-    const made = staging = new Staging(context, pieceBytes);
+    const made = staging = new Staging(context);
     stagings.set(context, staging);
     context.beforeRelease(() => {
       stagings.delete(context);
@@ -126,10 +123,6 @@ class Transfer {
     this.#stream = stream;
     this.#signal = signal;
     stream.hold();
-  }
-
-  get pieceBytes(): number {
-    return this.#staging.pieceBytes;
   }
 
   /**
@@ -187,14 +180,13 @@ export async function copyToDevice(
   const total = source.byteLength;
   const { driver } = stream.context;
   const transfer = new Transfer(stream, signal);
-  const { pieceBytes } = transfer;
   try {
-    for (let byteOffset = 0; byteOffset < total; byteOffset += pieceBytes) {
+    for (let byteOffset = 0; byteOffset < total; byteOffset += PIECE_BYTES) {
       const lane = await transfer.nextLane();
       if (source.byteLength !== total) {
         throw new InvalidArgumentError("Cannot write to a buffer: the array was transferred away before the write was done");
       }
-      const part = source.subarray(byteOffset, byteOffset + pieceBytes);
+      const part = source.subarray(byteOffset, byteOffset + PIECE_BYTES);
       lane.piece.view.bytes.set(part);
       const to = addOffset(destination, byteOffset);
       check(driver.memcpyAsync(to, lane.piece.address, toSize(part.byteLength), stream.handle), "cuMemcpyAsync", stream);
@@ -216,7 +208,6 @@ export async function copyFromDevice(
   const total = destination.byteLength;
   const { driver } = stream.context;
   const transfer = new Transfer(stream, signal);
-  const { pieceBytes } = transfer;
   const empty = (lane: Lane) => {
     if (destination.byteLength !== total) {
       throw new InvalidArgumentError("Cannot read a buffer: the array was transferred away before the read was done");
@@ -225,11 +216,11 @@ export async function copyFromDevice(
     lane.byteLength = 0;
   };
   try {
-    for (let byteOffset = 0; byteOffset < total; byteOffset += pieceBytes) {
+    for (let byteOffset = 0; byteOffset < total; byteOffset += PIECE_BYTES) {
       const lane = await transfer.nextLane();
       empty(lane);
       lane.byteOffset = byteOffset;
-      lane.byteLength = Math.min(pieceBytes, total - byteOffset);
+      lane.byteLength = Math.min(PIECE_BYTES, total - byteOffset);
       const from = addOffset(source, byteOffset);
       check(
         driver.memcpyAsync(lane.piece.address, from, toSize(lane.byteLength), stream.handle),
@@ -247,9 +238,9 @@ export async function copyFromDevice(
 /** The same, blocking the thread. */
 export function copyToDeviceSync(destination: Address, source: Uint8Array, stream: NativeStream): void {
   const { driver } = stream.context;
-  withPiece(stream, (piece, pieceBytes) => {
-    for (let byteOffset = 0; byteOffset < source.byteLength; byteOffset += pieceBytes) {
-      const part = source.subarray(byteOffset, byteOffset + pieceBytes);
+  withPiece(stream, (piece) => {
+    for (let byteOffset = 0; byteOffset < source.byteLength; byteOffset += PIECE_BYTES) {
+      const part = source.subarray(byteOffset, byteOffset + PIECE_BYTES);
       piece.view.bytes.set(part);
       const to = addOffset(destination, byteOffset);
       check(driver.memcpyAsync(to, piece.address, toSize(part.byteLength), stream.handle), "cuMemcpyAsync", stream);
@@ -261,9 +252,9 @@ export function copyToDeviceSync(destination: Address, source: Uint8Array, strea
 /** The same, blocking the thread. */
 export function copyFromDeviceSync(source: Address, destination: Uint8Array, stream: NativeStream): void {
   const { driver } = stream.context;
-  withPiece(stream, (piece, pieceBytes) => {
-    for (let byteOffset = 0; byteOffset < destination.byteLength; byteOffset += pieceBytes) {
-      const byteLength = Math.min(pieceBytes, destination.byteLength - byteOffset);
+  withPiece(stream, (piece) => {
+    for (let byteOffset = 0; byteOffset < destination.byteLength; byteOffset += PIECE_BYTES) {
+      const byteLength = Math.min(PIECE_BYTES, destination.byteLength - byteOffset);
       const from = addOffset(source, byteOffset);
       check(driver.memcpyAsync(piece.address, from, toSize(byteLength), stream.handle), "cuMemcpyAsync", stream);
       check(driver.streamSynchronize(stream.handle), "cuStreamSynchronize", stream);
@@ -272,11 +263,11 @@ export function copyFromDeviceSync(source: Address, destination: Uint8Array, str
   });
 }
 
-function withPiece(stream: NativeStream, body: (piece: Piece, pieceBytes: number) => void): void {
+function withPiece(stream: NativeStream, body: (piece: Piece) => void): void {
   const staging = stagingOf(stream.context);
   const piece = staging.takeForBlocking();
   try {
-    body(piece, staging.pieceBytes);
+    body(piece);
   } finally {
     reapAfter([stream], () => staging.giveBack(piece));
   }

@@ -187,7 +187,7 @@ export class SharedFence extends Closable implements StreamFence {
   /**
    * What it has reached, read directly from shared memory.
    *
-   * @throws {PeerGoneError} when it is broken: its writer has exited.
+   * @throws {PeerGoneError} when it is broken: its writer has exited, or its work has failed.
    */
   get value(): bigint {
     this.checkOpen("read a fence");

@@ -110,9 +110,9 @@ export class FenceBlock {
 
   /** Gives a retired block up if its devices are idle now. */
   freeIfIdle(): void {
-    retired.delete(this); // before what may fail, so that nothing is tried for ever
-    if (this.#isIdle()) this.#free();
-    else retired.add(this);
+    if (!this.#isIdle()) return;
+    retired.delete(this);
+    this.#free();
   }
 
   #free(): void {
@@ -134,7 +134,9 @@ function schedule(): void {
   timer = undefined;
   if (retired.size === 0) return;
   timer = setTimeout(() => {
-    for (const block of [...retired]) inBackground("give fences back", () => block.freeIfIdle());
+    for (const block of [...retired]) {
+      if (!inBackground("give fences back", () => block.freeIfIdle())) retired.delete(block); // it stays with the driver
+    }
     schedule();
   }, RETIRE_INTERVAL_MS);
   timer.unref();

@@ -47,12 +47,13 @@ function look(): void {
   timer = undefined;
   intervalMs = Math.min(intervalMs * 1.25, SLOWEST_MS);
   for (const entry of [...watches]) {
-    inBackground("watch a fence", () => {
-      watches.delete(entry); // before what may fail, so that nothing is tried for ever
-      if (!entry.isDone()) return void watches.add(entry);
+    const went = inBackground("watch a fence", () => {
+      if (!entry.isDone()) return;
+      watches.delete(entry);
       intervalMs = FASTEST_MS;
       entry.then();
     });
+    if (!went) watches.delete(entry); // so that nothing is tried for ever
   }
   schedule();
 }

@@ -50,7 +50,6 @@ export function whileImporting<T>(body: () => T): T {
 /** A mapped allocation of another process. */
 export class ImportedMapping {
   readonly address: Address;
-  readonly byteLength: number;
   readonly #driver: CudaDriver;
   readonly #cells: Float64Array;
   readonly #at: number;
@@ -62,7 +61,6 @@ export class ImportedMapping {
     this.#cells = processMemory().imports;
     this.#at = at;
     this.address = addressFromNumber(this.#cells[at + ADDRESS]);
-    this.byteLength = this.#cells[at + BYTE_LENGTH];
   }
 
   /** What the driver has mapped at an address. Only inside `whileImporting`. */

@@ -241,7 +241,8 @@ for (const runtime of ["deno", "bun"] as const) {
     using pool = HostPool.create(device, { ipc: true, maxBytes: 6000 * MIB });
     const buffer = pool.allocate(LARGE, { stream });
     assert(pool.attributes.usedBytes >= LARGE);
-    assertThrows(() => pool.allocate(LARGE), OutOfMemoryError, "maxBytes");
+    for (const length of [LARGE, 1950 * MIB]) assertThrows(() => pool.allocate(length), OutOfMemoryError, "maxBytes");
+    pool.allocate(MIB).free();
     const last = buffer.subarray(LARGE - 3);
     buffer.subarray(0, 1).view[0] = 21;
     last.view.set([22, 23, 24]);

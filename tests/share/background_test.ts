@@ -8,6 +8,7 @@ import { contextOf } from "../../src/context.ts";
 import { inBackground } from "../../src/background.ts";
 import { watch } from "../../src/share/fence_watch.ts";
 import { nativeStream } from "../../src/native_stream.ts";
+import { currentRuntime, runRuntime } from "../helpers/runtimes.ts";
 import { keepBusy, prepareBusy } from "../parity/work.ts";
 
 /** The module's warnings while something is done. */
@@ -78,4 +79,10 @@ test("a stream that cannot be destroyed when its work is done is told, and the n
   assertEquals(messages.length, 1);
   assertMatch(messages[0], /^Cannot destroy a stream: cuStreamDestroy failed .*CUDA_ERROR_ILLEGAL_ADDRESS/);
   assertEquals(control.report().liveObjects.streams, streams - 1);
+});
+
+test("a fence is not raised for work that was lost: who waits is told", async () => {
+  const program = new URL("lost_context_program.ts", import.meta.url);
+  const { stdout, stderr } = await runRuntime(currentRuntime, program, [], { env: { CUDA_IPC_SIM_PROFILE: "no-fences" } });
+  assertMatch(stdout, /^PeerGoneError: Cannot wait for a fence: .* or its work has failed/, stderr);
 });
