@@ -184,8 +184,8 @@ int main(void) {
   int fd;
   char done;
   CHECK(cuIpcGetEventHandle(&shared.event, ipcEvent));
+  CHECK(cuMemPoolExportToShareableHandle(&fd, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)); // before any pointer of it
   CHECK(cuMemPoolExportPointer(&shared.buffer, a));
-  CHECK(cuMemPoolExportToShareableHandle(&fd, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
   put_with_fd(sockets[0], &shared, fd);
   if (!take(sockets[0], &done, 1)) fail("the importer has ended");
   double times[TRIPS];
