@@ -8,6 +8,8 @@ export interface Allocators extends Disposable {
   readonly hosts: HostPool;
   allocate(kind: typeof KINDS[number], byteLength: number): DeviceBuffer;
   finished(): Promise<void>;
+  /** Gives back what the pool of device memory keeps for later allocations. */
+  trim(): void;
 }
 
 /** A device and a pool of each kind, all shareable. */
@@ -33,6 +35,7 @@ export function openAllocators(): Allocators {
       }
     },
     finished: () => stream.finished(),
+    trim: () => pool.trim(),
     [Symbol.dispose]() {
       for (const object of [hosts, pool, stream, device]) object.close();
     },

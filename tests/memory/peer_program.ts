@@ -13,7 +13,7 @@ import {
 } from "../../mod.ts";
 import { closeFd, duplicateFd } from "../../src/os/fd.ts";
 import { connectSocket } from "../../src/os/socket.ts";
-import { openAllocators } from "./allocators.ts";
+import { type Allocators, openAllocators } from "./allocators.ts";
 import { measureMemory } from "./measure_memory.ts";
 import { receiveMessage, sendMessage, until } from "../core/messages.ts";
 
@@ -21,6 +21,7 @@ const socket = await until(() => connectSocket(process.argv[2]));
 const pools = new Map<string, MemoryPool | HostPool>();
 const buffers = new Map<string, DeviceBuffer>();
 let opened: { device: Device; stream: CudaStream } | undefined;
+let allocators: Allocators | undefined;
 
 function here(): { device: Device; stream: CudaStream } {
   if (opened === undefined) {
@@ -135,9 +136,9 @@ async function act(message: any, fds: readonly number[]): Promise<unknown> {
       return null;
     }
     case "repeatExport": { // the exporter's half of the same
-      using here = openAllocators();
+      allocators ??= openAllocators(); // once: the driver's own memory grows with every context that is made anew
       for (let i = 0; i < message.count; i++) {
-        const made = here.allocate(message.kind, message.byteLength);
+        const made = allocators.allocate(message.kind, message.byteLength);
         void made.ipcDescriptor;
         if (message.kind === "virtual") { for (const handle of made.exportHandles()) handle.close(); }
         await made.closeAsync();
@@ -170,6 +171,7 @@ for (;;) {
 }
 for (const buffer of buffers.values()) await buffer.closeAsync();
 for (const pool of pools.values()) pool.close();
+allocators?.[Symbol.dispose]();
 if (opened !== undefined) {
   opened.stream.close();
   opened.device.close();
