@@ -50,9 +50,10 @@ export function median(values: readonly number[]): number {
 
 /** Nanoseconds for one call: the median of several rounds of many calls. */
 export function timeCalls(call: () => void, calls: number, afterRound: () => void = () => {}): number {
-  const rounds = quick ? 3 : 15;
+  const rounds = quick ? 3 : 41;
+  const warmUps = quick ? 2 : 60; // the optimizing compilers come after some ten thousand calls
   const times: number[] = [];
-  for (let round = -2; round < rounds; round++) { // the first ones warm up
+  for (let round = -warmUps; round < rounds; round++) {
     const start = now();
     for (let i = 0; i < calls; i++) call();
     const time = (now() - start) / calls;

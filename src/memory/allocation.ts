@@ -236,12 +236,18 @@ export class ImportedAllocation extends Allocation {
 
   protected override giveBack(stream: NativeStream): () => boolean {
     // The driver unmaps an import without waiting for the work that uses it
+    if (stream.isIdle()) {
+      this.#unmap();
+      return done;
+    }
     this.#mapping.end();
-    return reapAfter([stream], () => {
-      const result = this.#mapping.release();
-      this.pool.release();
-      check(result, "cuMemFree", this.pool);
-    }, this.byteLength);
+    return reapAfter([stream], () => this.#unmap(), this.byteLength);
+  }
+
+  #unmap(): void {
+    const result = this.#mapping.release();
+    this.pool.release();
+    check(result, "cuMemFree", this.pool);
   }
 }
 

@@ -55,6 +55,7 @@ export class ImportedMapping {
   readonly #at: number;
   /** In the list of what this thread leaves behind. */
   #entry: Entry = 0;
+  #isEnding = false;
 
   private constructor(driver: CudaDriver, at: number) {
     this.#driver = driver;
@@ -108,17 +109,18 @@ export class ImportedMapping {
 
   /** This user will release it when its work is done. */
   end(): void {
+    this.#isEnding = true;
     processMemory().locked(() => {
       endMapping(this.#entry);
       this.#cells[this.#at + ENDING]++;
     });
   }
 
-  /** Ends this user, after `end`; the last one unmaps. Gives the driver's result. No work uses the mapping any more. */
+  /** Ends this user; the last one unmaps. Gives the driver's result. No work uses the mapping any more. */
   release(): number {
     return processMemory().locked(() => {
       disownMapping(this.#entry);
-      return releaseUser(this.#driver, this.#at, true);
+      return releaseUser(this.#driver, this.#at, this.#isEnding);
     });
   }
 }

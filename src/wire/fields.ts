@@ -2,7 +2,7 @@
 import { checkInteger, invalid } from "../arguments.ts";
 import { InvalidArgumentError, ProtocolError } from "../errors.ts";
 import { copyBytes } from "./bytes.ts";
-import { parseUuid } from "./hex.ts";
+import { isUuid, parseUuid } from "./hex.ts";
 import type { ProcessIdentity } from "./identity.ts";
 
 const DEVICE_UUID_PREFIX = "GPU-";
@@ -15,16 +15,20 @@ export function checkObject(action: string, name: string, value: unknown): void 
 
 /** A UUID in lower case. */
 export function checkUuid(action: string, name: string, value: unknown): string {
-  if (typeof value !== "string" || parseUuid(value) === null) throw invalid(action, name, value, "a UUID in lower case");
+  if (typeof value !== "string" || !isUuid(value)) throw invalid(action, name, value, "a UUID in lower case");
   return value;
 }
 
 /** `GPU-` and a UUID in lower case, as `device.uuid` gives it. */
 export function checkDeviceUuid(action: string, value: unknown): string {
-  if (typeof value !== "string" || deviceUuidBytes(value) === null) {
+  if (typeof value !== "string" || !isDeviceUuid(value)) {
     throw invalid(action, "deviceUuid", value, '"GPU-" and a UUID in lower case');
   }
   return value;
+}
+
+function isDeviceUuid(text: string): boolean {
+  return text.startsWith(DEVICE_UUID_PREFIX) && isUuid(text.slice(DEVICE_UUID_PREFIX.length));
 }
 
 /** The 16 bytes of a device's UUID, or null where the text is none. */
