@@ -7,7 +7,7 @@ import type { Context } from "../context.ts";
 import { OutOfMemoryError, ProtocolError } from "../errors.ts";
 import { check } from "../driver/check.ts";
 import type { PoolRange } from "../share/import_registry.ts";
-import type { BufferDescriptor } from "../wire/descriptor.ts";
+import { type BufferDescriptor, opaqueOf } from "../wire/descriptor.ts";
 import { readPoolExportData } from "../wire/export_data.ts";
 import { NativePool } from "./native_pool.ts";
 
@@ -31,7 +31,7 @@ export function exportedRange(
   totalMemoryBytes: number,
 ): PoolRange | undefined {
   if (!isLayoutKnown(context)) return undefined;
-  const { byteLength, byteOffset } = readPoolExportData(descriptor.opaque);
+  const { byteLength, byteOffset } = readPoolExportData(opaqueOf(descriptor));
   if (byteLength !== BigInt(descriptor.allocationByteLength)) {
     throw new ProtocolError(
       `Cannot import a buffer: the driver's bytes name ${byteLength} bytes, its descriptor ${descriptor.allocationByteLength}`,

@@ -7,7 +7,7 @@ import { nativeStream } from "../native_stream.ts";
 import { ownIdentity } from "../os/process.ts";
 import { ImportedMapping } from "../share/import_registry.ts";
 import type { CudaStream } from "../stream.ts";
-import type { BufferDescriptor } from "../wire/descriptor.ts";
+import { type BufferDescriptor, opaqueOf } from "../wire/descriptor.ts";
 import { isSameProcess } from "../wire/identity.ts";
 import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { type Allocation, ImportedAllocation } from "./allocation.ts";
@@ -48,7 +48,7 @@ export function openFromPool(
   context.makeCurrent();
   const { driver } = context;
   const mapping = importAt(native, range, action, () => {
-    check(driver.memPoolImportPointer(native.handle, descriptor.opaque), "cuMemPoolImportPointer", native);
+    check(driver.memPoolImportPointer(native.handle, opaqueOf(descriptor)), "cuMemPoolImportPointer", native);
     const address = driver.out.readAddress(0);
     const mapping = ImportedMapping.at(driver, native.handle, address) ??
       ImportedMapping.add(driver, native.handle, address, descriptor.allocationByteLength, range);

@@ -88,6 +88,9 @@ const MEMORY_KINDS: readonly MemoryKind[] = ["pool", "virtual", "host", "legacy"
 const OPAQUE_BYTES = 64;
 const UUID_BYTES = 16;
 
+/** The driver's bytes of a descriptor, uncopied (a copy takes Deno longer than the driver's import): only to be read. */
+export let opaqueOf: (descriptor: BufferDescriptor) => Uint8Array;
+
 /**
  * Names a buffer of this or another process. `buffer.ipcDescriptor` makes it and `DeviceBuffer.import` opens it; between
  * the two it is plain data. It never changes. Whoever holds it can open nothing without the pool's handle.
@@ -134,6 +137,10 @@ export class BufferDescriptor implements BufferDescriptorInit {
   readonly chunkByteLengths: readonly number[];
   readonly #opaque: Uint8Array;
   #bytes: Uint8Array | undefined;
+
+  static {
+    opaqueOf = (descriptor) => descriptor.#opaque;
+  }
 
   /**
    * Makes a descriptor of its fields. `buffer.ipcDescriptor` does it for you.
