@@ -1,4 +1,8 @@
-/** How fast a message is in the other process's hands, and what a connected pair costs while nothing happens. */
+/**
+ * How fast a message is in the other process's hands, and what a connected pair costs while nothing happens. With the path of
+ * the compiled wakeup.c as an argument, that runs first and its figures stand above.
+ */
+import { execFileSync } from "node:child_process";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -6,7 +10,7 @@ import process from "node:process";
 import { setTimeout as sleep } from "node:timers/promises";
 import { type IpcChannel, IpcServer } from "../mod.ts";
 import { currentRuntime, skipWithout, spawnRuntime } from "../tests/helpers/runtimes.ts";
-import { now, percentile, quick, report, type Row } from "./measure.ts";
+import { argument, now, percentile, quick, report, type Row } from "./measure.ts";
 
 /** What the peer answers with. */
 export interface Echo {
@@ -59,6 +63,13 @@ async function measureIdle(channel: IpcChannel, peer: string, isRef: boolean): P
   idle.push({ pair: `${currentRuntime} and ${peer}, ${state}`, here: share(ours), there: share(theirs) });
 }
 
+if (argument !== undefined) {
+  for (const line of execFileSync(argument, { encoding: "utf8" }).trim().split("\n")) {
+    const [way, silence, p50, p99, messages] = line.split("\t");
+    const shown = silence === "0 ms" ? "none" : silence;
+    latencies.push({ way, silence: shown, "p50 us": Number(p50), "p99 us": Number(p99), messages: Number(messages) });
+  }
+}
 for (const runtime of ["deno", "bun"] as const) {
   if (skipWithout(runtime)) continue;
   const server = IpcServer.listen(join(folder, runtime));
