@@ -72,11 +72,20 @@ export function checkBoolean(action: Text, name: string, value: unknown, whenAbs
   return value;
 }
 
-/** An options object; absent gives an empty one. */
-export function checkOptions<T extends object>(action: Text, options: T | undefined): Partial<T> {
+/** An options object; absent gives an empty one. Other names than these are refused: a misspelled one would go unseen. */
+export function checkOptions<T extends object>(
+  action: Text,
+  options: T | undefined,
+  names: readonly (keyof T & string)[],
+): Partial<T> {
   if (options === undefined) return {};
   if (typeof options !== "object" || options === null || Array.isArray(options)) {
     throw invalid(action, "options", options, "an object");
+  }
+  for (const name in options) {
+    if (!names.includes(name)) {
+      throw new InvalidArgumentError(`Cannot ${action}: there is no option ${shown(name)}, expected ${names.join(", ")}`);
+    }
   }
   return options;
 }

@@ -80,7 +80,7 @@ export abstract class Closable implements Disposable, AsyncDisposable {
    */
   async closeAsync(options?: WaitOptions): Promise<void> {
     const action = `close ${this}`;
-    const signal = checkSignal(action, checkOptions(action, options).signal);
+    const signal = checkSignal(action, checkOptions(action, options, ["signal"]).signal);
     this.close();
     await this.settled(signal);
   }

@@ -74,7 +74,7 @@ export class Device extends Closable {
    * @throws {DriverNotFoundError} when there is no driver.
    */
   static list(options?: DeviceOptions): Device[] {
-    const driver = chosenDriver("list devices", checkOptions("list devices", options).driver);
+    const driver = chosenDriver("list devices", checkOptions("list devices", options, ["driver"]).driver);
     check(driver.deviceGetCount(), "cuDeviceGetCount");
     const count = driver.out.readI32(0);
     return Array.from({ length: count }, (_, ordinal) => Device.#of(driver, ordinal));

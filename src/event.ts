@@ -102,7 +102,7 @@ export class CudaEvent extends Closable implements StreamDependency {
   /** For `device.createEvent` and `stream.record`. */
   static {
     createEvent = (device, context, options, action) => {
-      const given = checkOptions(action, options);
+      const given = checkOptions(action, options, ["ipc", "timing"]);
       const ipc = checkBoolean(action, "ipc", given.ipc, false);
       const timing = checkBoolean(action, "timing", given.timing, false);
       if (ipc && timing) {
@@ -210,7 +210,7 @@ export class CudaEvent extends Closable implements StreamDependency {
    */
   async finished(options?: WaitOptions): Promise<void> {
     this.checkOpen("wait for an event");
-    const signal = checkSignal("wait for an event", checkOptions("wait for an event", options).signal);
+    const signal = checkSignal("wait for an event", checkOptions("wait for an event", options, ["signal"]).signal);
     await pollUntil(() => {
       if (this.isDone) return true;
       this.#checkExporter("wait for");

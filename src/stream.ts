@@ -71,7 +71,7 @@ export class CudaStream extends Closable implements StreamDependency {
     });
     createStream = (device, context, options) => {
       const action = new Action("create a stream on", context);
-      const given = checkOptions(action, options);
+      const given = checkOptions(action, options, ["nonBlocking", "priority"]);
       const nonBlocking = checkBoolean(action, "nonBlocking", given.nonBlocking, true);
       if (given.priority !== undefined) checkPriority(context, action, given.priority);
       return new CudaStream(TOKEN, device, NativeStream.create(context, nonBlocking, given.priority ?? 0));
@@ -92,7 +92,7 @@ export class CudaStream extends Closable implements StreamDependency {
   /** Resolves when all work queued by now is done; the event loop goes on. */
   async finished(options?: WaitOptions): Promise<void> {
     this.checkOpen("wait for a stream");
-    const signal = checkSignal("wait for a stream", checkOptions("wait for a stream", options).signal);
+    const signal = checkSignal("wait for a stream", checkOptions("wait for a stream", options, ["signal"]).signal);
     await streamFinished(this.#native, signal);
   }
 

@@ -108,7 +108,7 @@ const BAD: Record<string, readonly unknown[]> = {
   waitValue: [-1n, 2n ** 62n + 1n, 2n ** 64n, 6, NaN, "6", null, undefined, {}, [], true],
   dependency: [...WRONG, device, closedEvent, closedStream],
   driver: [...NOT_OBJECTS, {}, "cuda", { kind: "cuda" }, device],
-  options: [null, 5, NaN, "text", 7n, true, Symbol("bad"), [], -1, 2 ** 53],
+  options: [null, 5, NaN, "text", 7n, true, Symbol("bad"), [], -1, 2 ** 53, { misspelled: 1 }],
   boolean: [null, 0, 1, NaN, "true", 1n, {}, [], Symbol("bad"), () => true],
   signal: [null, 0, NaN, "abort", 5n, true, {}, [], new Event("abort"), new AbortController()],
   size: [0, ...numbersExcept()],
@@ -502,7 +502,10 @@ const TABLE: Record<string, Call[]> = {
     ...bad("signal", (signal) => IpcServer.listen(`${folder}/a`, { signal })),
     () => IpcServer.listen(server.path), // somebody listens there
   ],
-  "IpcServer.accept": onOthers(IpcServer.prototype.accept as never),
+  "IpcServer.accept": [
+    ...bad("options", (options) => server.accept(options)),
+    ...bad("signal", (signal) => server.accept({ signal })),
+  ],
   "IpcServer.ref": onOthers(IpcServer.prototype.ref as never),
   "IpcServer.unref": onOthers(IpcServer.prototype.unref as never),
   "IpcChannel.constructor": each(WRONG, (token) => Reflect.construct(IpcChannel, [token, {}, {}, []])),

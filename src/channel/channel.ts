@@ -165,7 +165,7 @@ export class IpcChannel extends Closable {
    */
   static async connect(path: string, options?: ConnectOptions): Promise<IpcChannel> {
     const action = `connect to ${path}`;
-    const given = checkOptions(action, options);
+    const given = checkOptions(action, options, ["device", "devices", "signal"]);
     const devices = checkDevices(action, given);
     const signal = checkSignal(action, given.signal);
     const awaited = awaitGreeting(await connect(path, { signal }), MAX_FRAME_BYTES);
@@ -197,11 +197,12 @@ export class IpcChannel extends Closable {
    * Without `after` you promise that the work on the buffers is done.
    *
    * @throws {InvalidArgumentError} when a part is not what it should be, or the message is too large.
+   * @throws {DeviceNotVisibleError} when a buffer or an event lies on a device with which the peer has not opened the channel.
    * @throws {ChannelClosedError} when the channel has ended before it was sent.
    */
   async send(parts: SendParts, options?: SendOptions): Promise<Lease> {
     const action = "send a message";
-    const given = checkOptions(action, options);
+    const given = checkOptions(action, options, ["after", "signal"]);
     const signal = checkSignal(action, given.signal);
     if (this.isClosed) throw new ChannelClosedError(`Cannot ${action}: the channel is closed`);
     return await this.#outbox.send(parts, given.after, signal);
@@ -217,15 +218,10 @@ export class IpcChannel extends Closable {
    */
   async receive(options?: ReceiveOptions): Promise<IpcMessage> {
     const action = "receive a message";
-    const given = checkOptions(action, options);
+    const given = checkOptions(action, options, ["stream", "signal"]);
     const signal = checkSignal(action, given.signal);
     const { stream } = given;
-    if (stream !== undefined) {
-      nativeStream(stream, action);
-      if (this.#link.devices.length === 0) {
-        throw new NotSupportedError(`Cannot ${action} on a stream: the channel was opened without a device`);
-      }
-    }
+    if (stream !== undefined) this.#checkStream(action, stream);
     if (this.isClosed) throw new ChannelClosedError(`Cannot ${action}: the channel is closed`);
     const inbox = this.#inbox;
     const incoming = await inbox.take(signal);
@@ -240,7 +236,23 @@ export class IpcChannel extends Closable {
     }
   }
 
-  /** The messages until the channel is closed by either side, each received with these options. */
+  #checkStream(action: string, stream: CudaStream): void {
+    const { context } = nativeStream(stream, action);
+    const { devices } = this.#link;
+    if (devices.length === 0) {
+      throw new NotSupportedError(`Cannot ${action} on a stream: the channel was opened without a device`);
+    }
+    if (!devices.includes(stream.device)) {
+      throw new InvalidArgumentError(
+        `Cannot ${action}: the stream belongs to ${context}, the channel was opened with ${devices.join(", ")}`,
+      );
+    }
+  }
+
+  /**
+   * The messages until the channel is closed by either side, each received with these options. It throws what `receive` throws;
+   * one message that cannot be opened ends this iteration and not the channel, so that another may be begun.
+   */
   async *messages(options?: ReceiveOptions): AsyncGenerator<IpcMessage, void, void> {
     for (;;) {
       let message: IpcMessage;
@@ -287,10 +299,11 @@ export class IpcChannel extends Closable {
 
   /**
    * Ends the channel. What was sent leaves first, unless `force`; messages that nobody has received are released. Leases and
-   * received buffers stay as they are: each side still waits for the other's.
+   * received buffers stay as they are: each side still waits for the other's. A peer that does not read (a stopped process) is
+   * given 5 s: so long `closeAsync` may take.
    */
   override close(options?: CloseOptions): void {
-    this.#isForced ||= checkBoolean("close a channel", "force", checkOptions("close a channel", options).force, false);
+    this.#isForced ||= checkBoolean("close a channel", "force", checkOptions("close a channel", options, ["force"]).force, false);
     super.close();
     if (!this.#isForced) return;
     this.#hangUp();

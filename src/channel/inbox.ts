@@ -316,9 +316,12 @@ export class Inbox {
     }
   }
 
-  /** The given stream, or where that is another device's, one of our own. */
+  /** The given stream, or where that is another device's, one of our own that runs behind it. */
   #streamOf(device: Device, stream: CudaStream | undefined): CudaStream {
-    return stream?.device === device ? stream : this.#ownStream(device);
+    if (stream?.device === device) return stream;
+    const own = this.#ownStream(device);
+    if (stream !== undefined) own.wait(stream);
+    return own;
   }
 
   #openFence(word: FenceWord, writer: ProcessIdentity): SharedFence {

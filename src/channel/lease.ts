@@ -181,7 +181,10 @@ export class Lease implements StreamDependency {
     return this.#outcome !== undefined;
   }
 
-  /** How it has ended: `"released"`, or `"peer-gone"` when a process that held it has exited; undefined while it lasts. */
+  /**
+   * How it has ended: `"released"`, also by a peer that could not open it; or `"peer-gone"` when a process that held it has
+   * exited. Undefined while it lasts.
+   */
   get outcome(): LeaseOutcome | undefined {
     return this.#outcome;
   }

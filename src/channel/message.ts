@@ -3,7 +3,7 @@ import { checkOptions } from "../arguments.ts";
 import { InvalidArgumentError } from "../errors.ts";
 import type { CudaEvent } from "../event.ts";
 import type { AllocationHandle } from "../memory/allocation_handle.ts";
-import { allocationOf, type DeviceBuffer } from "../memory/buffer.ts";
+import { bufferParts, type DeviceBuffer } from "../memory/buffer.ts";
 import { nativeStream } from "../native_stream.ts";
 import type { SharedFence } from "../share/fence.ts";
 import type { CudaStream } from "../stream.ts";
@@ -76,7 +76,7 @@ export class IpcMessage implements AsyncDisposable {
    */
   async release(options?: ReleaseOptions): Promise<void> {
     const action = "release a message";
-    const { after } = checkOptions(action, options);
+    const { after } = checkOptions(action, options, ["after"]);
     if (after !== undefined) nativeStream(after, action);
     for (const buffer of Object.values(this.buffers)) {
       if (buffer.isFreed) continue;
@@ -94,10 +94,11 @@ export class IpcMessage implements AsyncDisposable {
 
 /** Also where the stream is another device's: then the buffer's own stream waits for it. */
 function freeAfter(buffer: DeviceBuffer, after: CudaStream): void {
-  if (after.device === buffer.device) return buffer.free({ stream: after });
-  if (buffer.device === null) return buffer.free(); // only the host has used it
+  const { allocation, device } = bufferParts(buffer, "release a message");
+  if (after.device === device) return buffer.free({ stream: after });
+  if (device === null) return buffer.free(); // only the host has used it
   const stream = nativeStream(after, "release a message");
-  stream.context.orderStreams(stream.handle, allocationOf(buffer, "release a message", "a buffer").stream.handle);
+  stream.context.orderStreams(stream.handle, allocation.stream.handle);
   buffer.free();
 }
 

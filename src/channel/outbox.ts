@@ -1,7 +1,13 @@
 /** The sending half of a channel: leases are taken at the call, frames go out in order and within the peer's window. */
 import { checkOptions, invalid } from "../arguments.ts";
 import { Completion } from "../completion.ts";
-import { type ChannelClosedError, InvalidArgumentError, NotSupportedError, ProtocolError } from "../errors.ts";
+import {
+  type ChannelClosedError,
+  DeviceNotVisibleError,
+  InvalidArgumentError,
+  NotSupportedError,
+  ProtocolError,
+} from "../errors.ts";
 import { CudaEvent } from "../event.ts";
 import { type Allocation, ImportedAllocation, PoolAllocation } from "../memory/allocation.ts";
 import { AllocationHandle } from "../memory/allocation_handle.ts";
@@ -30,9 +36,12 @@ import { type Forwarded, holdBehind, type HoldOwner } from "./received.ts";
 import type { Outgoing } from "./transport.ts";
 import { type Slot, WordPool } from "./words.ts";
 
-/** What a message is made of. Each part is a record of things by name. */
+/**
+ * What a message is made of. Each part is a record of things by name: at most 1024 in each, of at most 64 pools, with 16 MiB
+ * and 253 file descriptors in all.
+ */
 export interface SendParts {
-  /** Anything that JSON can say. */
+  /** Anything that JSON can say. It arrives as `JSON.parse` gives it: a Date as text, NaN as null, a Map as `{}`. */
   readonly data?: unknown;
   /** Buffers that the peer may use until it releases them. */
   readonly buffers?: Readonly<Record<string, DeviceBuffer>>;
@@ -140,7 +149,13 @@ export class Outbox {
   /** Everything that can fail because of what the caller gave happens here, and is undone when it does. */
   #prepare(parts: SendParts, after: CudaStream | undefined): Pick<Entry, "id" | "lease" | "bytes" | "fds" | "holds"> {
     const action = "send a message";
-    const { data, buffers, events, fences, handles } = checkOptions(action, parts);
+    const { data, buffers, events, fences, handles } = checkOptions(action, parts, [
+      "data",
+      "buffers",
+      "events",
+      "fences",
+      "handles",
+    ]);
     // JSON.stringify would leave these out without a word
     if (typeof data === "function" || typeof data === "symbol") throw invalid(action, "data", data, "what JSON can say");
     const id = this.#nextId++;
@@ -155,6 +170,7 @@ export class Outbox {
       const sentBuffers = entries(action, "buffers", buffers).map(([name, buffer]): SentBuffer => {
         const allocation = allocationOf(buffer, action, `buffers.${name}`);
         const descriptor = buffer.ipcDescriptor;
+        if (descriptor.memoryKind !== "host") this.#checkPeerHas(descriptor.deviceUuid, `buffers.${name}`, action);
         const own = this.#exportHandles(buffer, fds);
         const native = nativePoolOf(buffer, allocation, action);
         if (native !== undefined && pools.add(native).size > MAX_KEPT) {
@@ -171,7 +187,9 @@ export class Outbox {
       });
       const sentEvents = entries(action, "events", events).map(([name, event]): SentEvent => {
         if (!(event instanceof CudaEvent)) throw invalid(action, `events.${name}`, event, "a CudaEvent");
-        const bytes = event.ipcDescriptor.toBytes();
+        const descriptor = event.ipcDescriptor;
+        this.#checkPeerHas(descriptor.deviceUuid, `events.${name}`, action);
+        const bytes = descriptor.toBytes();
         binary.push(bytes);
         return { name, descriptorBytes: bytes.byteLength };
       });
@@ -202,6 +220,16 @@ export class Outbox {
       for (const { claim } of holds) claim.cancel();
       throw error;
     }
+  }
+
+  /** Else it could only give the thing back unseen. */
+  #checkPeerHas(deviceUuid: string, name: string, action: string): void {
+    const { pid, deviceUuids } = this.#link.peer;
+    if (deviceUuids.includes(deviceUuid)) return;
+    throw new DeviceNotVisibleError(
+      `Cannot ${action}: ${name} lies on ${deviceUuid}, and process ${pid} has opened the channel with ` +
+        `${deviceUuids.join(", ") || "no device"}. Let it name that device`,
+    );
   }
 
   /** Descriptors that travel with the buffer itself: virtual memory has some. */

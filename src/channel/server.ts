@@ -1,12 +1,12 @@
 /** Listening for channels. */
 import { checkOptions, checkSignal, invalid } from "../arguments.ts";
-import { Closable } from "../closable.ts";
+import { Closable, type WaitOptions } from "../closable.ts";
 import type { Device } from "../device.ts";
 import { InvalidArgumentError, PeerRejectedError, SystemCallError } from "../errors.ts";
 import { UnixServer } from "../os/connection.ts";
 import { ownUid, peerCredentials } from "../os/process.ts";
 import { disown, type Entry, ownFd } from "../share/estate.ts";
-import { type ChannelDevices, checkDevices, firstFrame, type IpcChannel, newChannel } from "./channel.ts";
+import { abortable, type ChannelDevices, checkDevices, firstFrame, type IpcChannel, newChannel } from "./channel.ts";
 import {
   type Awaited,
   awaitGreeting,
@@ -51,7 +51,7 @@ export class IpcServer extends Closable {
   readonly #authorize: ListenOptions["authorize"];
   readonly #greeting = new Set<Transport>();
   readonly #ready: IpcChannel[] = [];
-  readonly #waiters: { resolve: (channel: IpcChannel | null) => void }[] = [];
+  readonly #waiters: ((channel: IpcChannel | null) => void)[] = [];
   readonly #forgetSignal: () => void;
 
   /** Not for users: see {@linkcode IpcServer.listen}. */
@@ -78,7 +78,7 @@ export class IpcServer extends Closable {
    */
   static listen(path: string, options?: ListenOptions): IpcServer {
     const action = `listen at ${path}`;
-    const given = checkOptions(action, options);
+    const given = checkOptions(action, options, ["device", "devices", "allowUids", "authorize", "signal"]);
     const devices = checkDevices(action, given);
     const { allowUids, authorize } = given;
     if (allowUids !== undefined) {
@@ -99,12 +99,35 @@ export class IpcServer extends Closable {
     return this.#socket.path;
   }
 
-  /** The next channel; null when the server is closed. */
-  accept(): Promise<IpcChannel | null> {
+  /**
+   * The next channel; null when the server is closed. Whoever stops waiting must say so by `signal`: a forgotten `accept` takes
+   * the next client.
+   *
+   * @throws {unknown} the signal's reason, when it aborts the wait.
+   */
+  async accept(options?: WaitOptions): Promise<IpcChannel | null> {
+    const action = `accept at ${this.path}`;
+    const signal = checkSignal(action, checkOptions(action, options, ["signal"]).signal);
     const channel = this.#ready.shift();
-    if (channel !== undefined) return Promise.resolve(channel);
-    if (this.isClosed) return Promise.resolve(null);
-    return new Promise((resolve) => this.#waiters.push({ resolve }));
+    if (channel !== undefined) return channel;
+    if (this.isClosed) return null;
+    let waiter!: (channel: IpcChannel | null) => void;
+    const next = new Promise<IpcChannel | null>((resolve) => this.#waiters.push(waiter = resolve));
+    try {
+      return await abortable(next, signal);
+    } catch (reason) {
+      const index = this.#waiters.indexOf(waiter);
+      if (index >= 0) this.#waiters.splice(index, 1);
+      else next.then((channel) => channel && this.#offer(channel)); // it came at the same moment, and is another's
+      throw reason;
+    }
+  }
+
+  #offer(channel: IpcChannel): void {
+    const waiter = this.#waiters.shift();
+    if (waiter !== undefined) waiter(channel);
+    else if (this.isClosed) channel.close();
+    else this.#ready.push(channel);
   }
 
   /** The channels, until the server is closed. */
@@ -150,10 +173,7 @@ export class IpcServer extends Closable {
         this.#greeting.delete(oldest);
         oldest.close();
       }
-      const channel = await this.#serve(awaited);
-      const waiter = this.#waiters.shift();
-      if (waiter !== undefined) waiter.resolve(channel);
-      else this.#ready.push(channel);
+      this.#offer(await this.#serve(awaited));
     } catch (error) {
       // One peer's failure is its own: it is told why, as far as it listens
       if (awaited?.transport.isOpen) {
@@ -194,7 +214,7 @@ export class IpcServer extends Closable {
     this.#socket.close();
     for (const transport of this.#greeting) transport.close();
     for (const channel of this.#ready.splice(0)) channel.close();
-    for (const { resolve } of this.#waiters.splice(0)) resolve(null);
+    for (const resolve of this.#waiters.splice(0)) resolve(null);
   }
 
   /** A short name for messages. */

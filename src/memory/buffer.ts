@@ -205,7 +205,7 @@ export class DeviceBuffer extends Closable {
     if (!(descriptor instanceof BufferDescriptor)) {
       throw invalid("import a buffer", "descriptor", descriptor, "a BufferDescriptor");
     }
-    const { stream } = checkOptions("import a buffer", options);
+    const { stream } = checkOptions("import a buffer", options, ["stream"]);
     const host = hostPoolParts(pool, "import a buffer");
     return host === undefined
       ? make(openFromPool(nativePool(pool, "import a buffer"), pool.device!, descriptor, stream), pool.device, pool, descriptor)
@@ -238,7 +238,7 @@ export class DeviceBuffer extends Closable {
     if (deviceUuid !== device.uuid) checkReach(action, device, context, deviceUuid);
     const allocation = withStream(
       context,
-      checkOptions(action, options).stream,
+      checkOptions(action, options, ["stream"]).stream,
       action,
       (stream) => VirtualAllocation.import(context, descriptor, handles, stream, action),
     );
@@ -261,7 +261,7 @@ export class DeviceBuffer extends Closable {
       throw invalid(action, "address", address, "a bigint from 1n to 2^53 - 1");
     }
     checkInteger(action, "byteLength", byteLength, 1);
-    const { owner, stream: given } = checkOptions(action, options);
+    const { owner, stream: given } = checkOptions(action, options, ["owner", "stream"]);
     const { allocation, byteOffset } = withStream(
       context,
       given,
@@ -378,7 +378,7 @@ export class DeviceBuffer extends Closable {
   #prepareWrite(bytes: ArrayBufferView, options: WriteOptions | undefined) {
     const action = new Action("write to", this);
     this.#checkUsable(action);
-    const given = checkOptions(action, options);
+    const given = checkOptions(action, options, ["byteOffset", "stream", "signal"]);
     const source = checkBytes(action, "bytes", bytes);
     const byteOffset = given.byteOffset === undefined
       ? 0
@@ -422,7 +422,7 @@ export class DeviceBuffer extends Closable {
   #prepareRead(options: ReadOptions | undefined) {
     const action = new Action("read", this);
     this.#checkUsable(action);
-    const given = checkOptions(action, options);
+    const given = checkOptions(action, options, ["byteOffset", "byteLength", "into", "stream", "signal"]);
     const into = given.into === undefined ? undefined : checkBytes(action, "into", given.into);
     const last = this.#byteLength - 1;
     const byteOffset = given.byteOffset === undefined ? 0 : checkInteger(action, "byteOffset", given.byteOffset, 0, last);
@@ -447,7 +447,11 @@ export class DeviceBuffer extends Closable {
   async *chunks(options?: ChunksOptions): AsyncGenerator<Uint8Array, void, void> {
     const action = new Action("read", this);
     this.#checkUsable(action);
-    const { chunkBytes = DEFAULT_CHUNK_BYTES, stream, signal } = checkOptions(action, options);
+    const { chunkBytes = DEFAULT_CHUNK_BYTES, stream, signal } = checkOptions(action, options, [
+      "chunkBytes",
+      "stream",
+      "signal",
+    ]);
     checkInteger(action, "chunkBytes", chunkBytes, 1);
     for (let byteOffset = 0; byteOffset < this.#byteLength; byteOffset += chunkBytes) {
       const byteLength = Math.min(chunkBytes, this.#byteLength - byteOffset);
@@ -467,7 +471,7 @@ export class DeviceBuffer extends Closable {
     if (other.#byteLength !== this.#byteLength) {
       throw invalid(action, "other.byteLength", other.#byteLength, `this buffer's ${this.#byteLength}`);
     }
-    const { stream: given } = checkOptions(action, options);
+    const { stream: given } = checkOptions(action, options, ["stream"]);
     const stream = given === undefined ? this.#allocation.stream : nativeStream(given, action);
     checkStream(this.#allocation, other.#allocation, stream, action);
     copy(this.#place(), other.#place(), this.#size, stream);
@@ -490,7 +494,13 @@ export class DeviceBuffer extends Closable {
     this.#checkUsable(action);
     if (!(other instanceof DeviceBuffer)) throw invalid(action, "other", other, "a DeviceBuffer");
     other.#checkUsable(action);
-    const { rowBytes, rows, pitchBytes = rowBytes, sourcePitchBytes = rowBytes, stream: given } = checkOptions(action, options);
+    const { rowBytes, rows, pitchBytes = rowBytes, sourcePitchBytes = rowBytes, stream: given } = checkOptions(action, options, [
+      "rowBytes",
+      "rows",
+      "pitchBytes",
+      "sourcePitchBytes",
+      "stream",
+    ]);
     const width = checkInteger(action, "rowBytes", rowBytes, 1);
     const height = checkInteger(action, "rows", rows, 1);
     const pitch = this.#checkPitch(action, "pitchBytes", pitchBytes, width, height);
@@ -530,7 +540,7 @@ export class DeviceBuffer extends Closable {
   fill(value: number, options?: FillOptions): void {
     const action = new Action("fill", this);
     this.#checkUsable(action);
-    const { width = 1, stream: given } = checkOptions(action, options);
+    const { width = 1, stream: given } = checkOptions(action, options, ["width", "stream"]);
     checkFill(action, value, width);
     const stream = this.#streamOf(given, action);
     const { driver } = this.#allocation.context;
@@ -557,7 +567,13 @@ export class DeviceBuffer extends Closable {
   fill2D(value: number, options: Fill2DOptions): void {
     const action = new Action("fill rows of", this);
     this.#checkUsable(action);
-    const { width = 1, rowBytes, rows, pitchBytes = rowBytes, stream: given } = checkOptions(action, options);
+    const { width = 1, rowBytes, rows, pitchBytes = rowBytes, stream: given } = checkOptions(action, options, [
+      "width",
+      "rowBytes",
+      "rows",
+      "pitchBytes",
+      "stream",
+    ]);
     checkFill(action, value, width);
     const row = checkInteger(action, "rowBytes", rowBytes, 1);
     const height = checkInteger(action, "rows", rows, 1);
@@ -583,7 +599,7 @@ export class DeviceBuffer extends Closable {
     if (this.isClosed) return;
     if (options !== undefined) {
       const action = new Action("free", this);
-      const { stream } = checkOptions(action, options);
+      const { stream } = checkOptions(action, options, ["stream"]);
       if (stream !== undefined) this.#freeStream = this.#streamOf(stream, action);
     }
     this.close();

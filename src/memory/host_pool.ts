@@ -102,7 +102,7 @@ export class HostPool extends Closable {
   static create(device: Device, options?: HostPoolOptions): HostPool {
     const context = contextOf(device, "create a host pool");
     const action = `create a host pool on ${context}`;
-    const given = checkOptions(action, options);
+    const given = checkOptions(action, options, ["ipc", "maxBytes", "numaNode"]);
     const ipc = checkBoolean(action, "ipc", given.ipc, false);
     const maxBytes = given.maxBytes === undefined ? 0 : checkInteger(action, "maxBytes", given.maxBytes, 1);
     const numaNode = given.numaNode === undefined ? undefined : checkInteger(action, "numaNode", given.numaNode, 0);
@@ -122,7 +122,7 @@ export class HostPool extends Closable {
    * @throws {ProtocolError} when the handle is not a pool's.
    */
   static import(handle: AllocationHandle, options?: HostPoolImportOptions): HostPool {
-    const { device, driver, id } = checkOptions("import a host pool", options);
+    const { device, driver, id } = checkOptions("import a host pool", options, ["device", "driver", "id"]);
     const context = device === undefined
       ? new HostOnlyContext(chosenDriver("import a host pool", driver))
       : contextOf(device, "import a host pool");
@@ -181,7 +181,7 @@ export class HostPool extends Closable {
     this.checkOpen("allocate");
     const action = `allocate from ${this}`;
     checkInteger(action, "byteLength", byteLength, 1);
-    const { stream: given } = checkOptions(action, options);
+    const { stream: given } = checkOptions(action, options, ["stream"]);
     const native = this.#native;
     if (native.isImported) throw new NotSupportedError(`Cannot ${action}: only the process that made it can`);
     if (this.#isTooLarge(byteLength)) return this.#largePool(byteLength, action).allocate(byteLength, options);

@@ -54,7 +54,7 @@ export function allocate(device: Device, byteLength: number, options?: StreamOpt
   const context = contextOf(device, "allocate legacy memory");
   const action = `allocate legacy memory on ${context}`;
   checkInteger(action, "byteLength", byteLength, 1);
-  const { stream } = checkOptions(action, options);
+  const { stream } = checkOptions(action, options, ["stream"]);
   const allocation = withStream(context, stream, action, (native) => LegacyAllocation.create(context, byteLength, native));
   return wrapAllocation(allocation, device, null);
 }
@@ -98,7 +98,7 @@ export function openMemHandle(
 ): DeviceBuffer {
   const context = contextOf(device, "open a legacy handle");
   const action = `open a legacy handle on ${context}`;
-  const given = checkOptions(action, options);
+  const given = checkOptions(action, options, ["byteOffset", "byteLength", "stream"]);
   const origin = handle instanceof BufferDescriptor ? handle : undefined;
   if (origin !== undefined) checkDescriptor(action, origin, device);
   const bytes = origin?.opaque ?? plainHandle(action, handle);

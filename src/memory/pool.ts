@@ -109,7 +109,7 @@ export class MemoryPool extends Closable {
   static create(device: Device, options?: MemoryPoolOptions): MemoryPool {
     const context = contextOf(device, "create a pool");
     const action = `create a pool on ${context}`;
-    const given = checkOptions(action, options);
+    const given = checkOptions(action, options, ["ipc", "maxBytes", "releaseThresholdBytes"]);
     const ipc = checkBoolean(action, "ipc", given.ipc, false);
     const maxBytes = given.maxBytes === undefined ? 0 : checkInteger(action, "maxBytes", given.maxBytes, 1);
     if (ipc && IS_WINDOWS && maxBytes === 0) {
@@ -138,7 +138,7 @@ export class MemoryPool extends Closable {
   static import(device: Device, handle: AllocationHandle, options?: MemoryPoolImportOptions): MemoryPool {
     const context = contextOf(device, "import a pool");
     const action = `import a pool on ${context}`;
-    const { id } = checkOptions(action, options);
+    const { id } = checkOptions(action, options, ["id"]);
     if (id !== undefined && (typeof id !== "string" || !UUID.test(id))) {
       throw invalid(action, "id", id, "the exporter's pool.id, a UUID");
     }

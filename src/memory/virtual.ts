@@ -49,7 +49,7 @@ export class VirtualMemory {
     const context = contextOf(device, "allocate virtual memory");
     const action = `allocate virtual memory on ${context}`;
     checkInteger(action, "byteLength", byteLength, 1);
-    const given = checkOptions(action, options);
+    const given = checkOptions(action, options, ["ipc", "fabric", "stream"]);
     const ipc = checkBoolean(action, "ipc", given.ipc, false);
     const fabric = checkBoolean(action, "fabric", given.fabric, false);
     const handleTypes = (ipc ? ipcHandleType() : 0) | (fabric ? CU_MEM_HANDLE_TYPE_FABRIC : 0);
@@ -77,7 +77,7 @@ export class VirtualMemory {
       throw invalid(action, "buffer", buffer, "a whole buffer of VirtualMemory.allocate()");
     }
     checkInteger(action, "byteLength", byteLength, buffer.byteLength + 1);
-    const { stream = undefined } = checkOptions(action, options);
+    const { stream = undefined } = checkOptions(action, options, ["stream"]);
     const grown = withStream(
       allocation.context,
       stream,

@@ -42,6 +42,18 @@ export function readTextFile(path: string): string | undefined {
   }
 }
 
+/** Where a symbolic link points to; undefined when there is none. */
+export function readLink(path: string): string | undefined {
+  const block = chunk ??= new NativeBlock(CHUNK_BYTES);
+  const length = Number(libc().readlink(cString(path), block.addressAt(0), toSize(CHUNK_BYTES)));
+  return length < 0 ? undefined : new TextDecoder().decode(block.bytes.slice(0, length));
+}
+
+/** The same path, whatever this process's directory is later. */
+export function absolutePath(path: string): string {
+  return path.startsWith("/") ? path : `${readLink("/proc/self/cwd") ?? "."}/${path}`;
+}
+
 /** Up to `byteLength` bytes (4 KiB at most) of an open file; fewer at its end. */
 export function readBytesAt(fd: number, byteLength: number, byteOffset: number): Uint8Array {
   const block = chunk ??= new NativeBlock(CHUNK_BYTES);

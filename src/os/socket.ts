@@ -21,6 +21,7 @@ import {
   ETOOMANYREFS,
 } from "./errno.ts";
 import { closeFd, discardFds, inspectPath } from "./fd.ts";
+import { absolutePath } from "./file.ts";
 import { cString, libc, retryInterrupted, systemError, systemErrorOf } from "./libc.ts";
 
 const AF_UNIX = 1;
@@ -109,6 +110,8 @@ export interface ListenOptions {
 export class Listener {
   readonly fd: number;
   readonly path: string;
+  /** The process may change its directory meanwhile. */
+  readonly #absolutePath: string;
   /** Which file we made: by now another may stand at our path. */
   readonly #identity: string | undefined;
   #closed = false;
@@ -116,6 +119,7 @@ export class Listener {
   private constructor(fd: number, path: string, identity: string | undefined) {
     this.fd = fd;
     this.path = path;
+    this.#absolutePath = absolutePath(path);
     this.#identity = identity;
   }
 
@@ -165,8 +169,8 @@ export class Listener {
     if (this.#closed) return;
     this.#closed = true;
     try {
-      const identity = inspectPath(this.path, { nofollow: true })?.identity;
-      if (identity !== undefined && identity === this.#identity) libc().unlink(cString(this.path));
+      const identity = inspectPath(this.#absolutePath, { nofollow: true })?.identity;
+      if (identity !== undefined && identity === this.#identity) libc().unlink(cString(this.#absolutePath));
     } finally {
       closeFd(this.fd);
     }
@@ -222,7 +226,10 @@ export function connectSocket(path: string): number | undefined {
   const code = errno();
   discardFds(fd);
   if (code === EAGAIN) return undefined;
-  throw systemErrorOf(code, "connect", action, CONNECT_HINTS);
+  const kind = code === ECONNREFUSED ? inspectPath(path)?.kind : undefined;
+  const isSocket = kind === undefined || kind === "socket";
+  const hints = isSocket ? CONNECT_HINTS : new Map([[code, `A ${kind} is there: give the path of a server's socket`]]);
+  throw systemErrorOf(code, "connect", action, hints);
 }
 
 // One block: struct msghdr, one struct iovec, the control data, the bytes

@@ -167,7 +167,7 @@ export class SharedFence extends Closable implements StreamFence {
    */
   static create(device: Device, options?: SharedFenceOptions): SharedFence {
     contextOf(device, "create a fence");
-    const { initial = 0n } = checkOptions("create a fence", options);
+    const { initial = 0n } = checkOptions("create a fence", options, ["initial"]);
     checkValue("create a fence", "initial", initial);
     const { word, giveBack } = takeWord();
     word.store(initial);
@@ -223,7 +223,7 @@ export class SharedFence extends Closable implements StreamFence {
     const action = "wait for a fence";
     this.checkOpen(action);
     checkValue(action, "value", value);
-    const signal = checkSignal(action, checkOptions(action, options).signal);
+    const signal = checkSignal(action, checkOptions(action, options, ["signal"]).signal);
     await pollUntil(() => {
       this.checkOpen(action);
       return this.#hasReached(value, action);

@@ -47,6 +47,40 @@ test("R13: the socket file is the user's only, and goes with the server", async 
   assert(error instanceof SystemCallError, String(error));
 });
 
+test("R13: an accept that is aborted takes no client", async () => {
+  using folder = makeFolder();
+  using server = IpcServer.listen(`${folder.path}/socket`, { device: toolkit().device });
+  const controller = new AbortController();
+  const abandoned = server.accept({ signal: controller.signal });
+  const next = server.accept();
+  controller.abort(new Error("no more"));
+  await assertRejects(() => abandoned, Error, "no more");
+  await assertRejects(() => server.accept({ signal: controller.signal }), Error, "no more");
+  using client = await toolkit().connect(server.path);
+  using channel = (await next)!;
+  await client.send({ data: 1 });
+  assertEquals((await channel.receive()).data, 1);
+});
+
+test("R13: an accept that is aborted when its client comes leaves it to others", async () => {
+  using folder = makeFolder();
+  for (let turns = 0; turns < 12; turns++) { // in one of them the abort comes between the channel and who waits for it
+    const controller = new AbortController();
+    const authorize = () => {
+      let turn = Promise.resolve();
+      for (let i = 0; i < turns; i++) turn = turn.then(() => {});
+      void turn.then(() => controller.abort(new Error("no more")));
+      return true;
+    };
+    using server = IpcServer.listen(`${folder.path}/socket`, { device: toolkit().device, authorize });
+    const abandoned = server.accept({ signal: controller.signal }).catch(() => null);
+    using client = await toolkit().connect(server.path);
+    using channel = await abandoned ?? (await server.accept({ signal: AbortSignal.timeout(5000) }))!;
+    await client.send({ data: turns });
+    assertEquals((await channel.receive()).data, turns);
+  }
+});
+
 test("R13: a server that is closed ends its iteration, also by its signal", async () => {
   using folder = makeFolder();
   const controller = new AbortController();

@@ -108,10 +108,14 @@ test("R3: what cannot be sent is refused at the call, and nothing is left of it"
     [{ events: { e: t.device } }, InvalidArgumentError, "events.e is a Device"],
     [{ handles: { h: 3 } }, InvalidArgumentError, "handles.h is 3"],
     [4, InvalidArgumentError, "options is 4"],
+    [{ buffer }, InvalidArgumentError, 'there is no option "buffer", expected data, buffers,'],
   ];
   for (const [parts, errorClass, text] of refused) await assertRejects(() => channel.send(parts), errorClass, text);
   // deno-lint-ignore no-explicit-any
   await assertRejects(() => channel.send({}, { after: 1 as any }), InvalidArgumentError, "expected a CudaStream");
+  // deno-lint-ignore no-explicit-any
+  const misspelled: any = { afterr: t.stream };
+  await assertRejects(() => channel.send({}, misspelled), InvalidArgumentError, 'there is no option "afterr"');
   assertEquals(channel.stats().leases, []);
   for (const thing of [buffer, unshared]) thing.free();
   t.stream.synchronize();
@@ -143,17 +147,42 @@ test("R3: a channel without a device carries data, and refuses a stream", async 
   await assertRejects(() => pair.channel.receive({ stream: t.stream }), NotSupportedError, "without a device");
   await pair.peer.run(async (t) => {
     const fence = t.kept.fence = t.cuda.SharedFence.create(t.device);
-    const { buffer } = t.createBuffer(4096, 1);
-    t.kept.lease = await t.kept.channel.send({ data: 1, buffers: { buffer } });
-    await t.kept.channel.send({ data: 2, fences: { fence } });
+    const hosts = t.cuda.HostPool.create(t.device, { ipc: true });
+    const notes = hosts.allocate(16);
+    notes.view.fill(3);
+    t.kept.lease = await t.kept.channel.send({ data: 2, fences: { fence }, buffers: { notes } });
+    notes.free();
+    hosts.close();
   });
-  await assertRejects(() => pair.channel.receive(), t.cuda.DeviceNotVisibleError, "was opened with no device");
-  const { data, fences: { fence } } = await pair.channel.receive();
-  assertEquals(data, 2);
+  const message = await pair.channel.receive();
+  const { data, fences: { fence }, buffers: { notes } } = message;
+  assertEquals([data, notes.view[15]], [2, 3]);
+  await message.release({ after: t.stream }); // which has no access to the memory
+  assertEquals(notes.isFreed, true);
   assertEquals(await pair.peer.run(async (t) => (await t.kept.lease.released, t.kept.lease.outcome)), "released");
   await pair.peer.run((t) => t.stream.signal(t.kept.fence, 8n));
   await fence.reached(8n);
   fence.close();
+});
+
+test("R3: what the peer's devices do not include is refused at the call", async () => {
+  const t = toolkit();
+  await using pair = await Pair.start(undefined, {});
+  const seen = await pair.peer.run(async (t) => {
+    const { pool, buffer } = t.createBuffer(4096, 1);
+    const event = t.stream.record({ ipc: true });
+    const errors: string[] = [];
+    for (const parts of [{ buffers: { buffer } }, { events: { event } }]) {
+      await t.kept.channel.send(parts).catch(({ name, message }: Error) => errors.push(`${name}: ${message}`));
+    }
+    buffer.free();
+    t.stream.synchronize();
+    return [...errors, pool.attributes.usedBytes];
+  });
+  const refusal = (what: string) =>
+    `DeviceNotVisibleError: Cannot send a message: ${what} lies on ${t.device.uuid}, and process ${t.pid} has opened the ` +
+    "channel with no device. Let it name that device";
+  assertEquals(seen, [refusal("buffers.buffer"), refusal("events.event"), 0]);
 });
 
 test("R3: after the end sends and receives reject", async () => {

@@ -1,5 +1,6 @@
-import { readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
+import { existsSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from "node:fs";
+import { basename, dirname, join } from "node:path";
+import process from "node:process";
 import { test } from "node:test";
 import { assert, assertEquals, assertFalse, assertInstanceOf, assertStringIncludes, assertThrows } from "@std/assert";
 import { libcCandidates, openLibrary } from "../../ffi/mod.ts";
@@ -168,6 +169,22 @@ test("nobody listens: the message says so", () => {
   assertSystemError(() => Listener.open(join(path, "nowhere", "x")), "ENOENT", "The directory does not exist");
   leaveStale(path);
   assertSystemError(() => connectSocket(path), "ECONNREFUSED", "Nobody listens there");
+  assertSystemError(() => connectSocket(directory), "ECONNREFUSED", "A directory is there: give the path of a server's socket");
+});
+
+test("a listener's file goes with it, also when the process has changed its directory", () => {
+  const before = process.cwd();
+  const path = newPath();
+  process.chdir(dirname(path));
+  try {
+    const listener = Listener.open(basename(path));
+    assertEquals(listener.path, basename(path));
+    process.chdir("/");
+    listener.close();
+    assertFalse(existsSync(path));
+  } finally {
+    process.chdir(before);
+  }
 });
 
 test("a refused permission and a full table of descriptors: the message says what to do", () => {

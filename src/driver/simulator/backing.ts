@@ -6,11 +6,11 @@
 import { NativeBlock, toSize } from "../../../ffi/mod.ts";
 import { closeFd, discardFds } from "../../os/fd.ts";
 import { ProtocolError } from "../../errors.ts";
-import { listNumbers } from "../../os/file.ts";
+import { listNumbers, readLink } from "../../os/file.ts";
 import { cString, libc } from "../../os/libc.ts";
 import { checkSharedMemory, createSharedMemory, mapMemory } from "../../os/memory.ts";
 import { CUDA_ERROR_OUT_OF_MEMORY } from "../results.ts";
-import { readLink, toNumber, unmap } from "./native.ts";
+import { toNumber, unmap } from "./native.ts";
 import { Refusal } from "./refusal.ts";
 import type { RowOf } from "./state.ts";
 import type { World } from "./world.ts";

@@ -1,4 +1,5 @@
 /** cuDevice…, cuDevicePrimaryCtx… and cuCtx…: devices and the thread's current context. */
+import { readLink } from "../../os/file.ts";
 import { DEVICE_ATTRIBUTES } from "../device_attributes.ts";
 import * as enums from "../enums.ts";
 import {
@@ -10,7 +11,6 @@ import {
 import type { Events } from "./event.ts";
 import type { Allocations } from "./memory.ts";
 import type { SimulatedDevice } from "./machine.ts";
-import { readLink } from "./native.ts";
 import type { Profile } from "./profiles.ts";
 import { Refusal } from "./refusal.ts";
 import type { World } from "./world.ts";

@@ -111,13 +111,6 @@ export function sleepMicroseconds(us: number): void {
   libc().usleep(us);
 }
 
-/** Where a symbolic link points, or undefined when there is none or it cannot be read. */
-export function readLink(path: string): string | undefined {
-  const block = scratchBlock();
-  const length = Number(libc().readlink(cString(path), block.addressAt(0), toSize(LINK_BYTES)));
-  return length < 0 ? undefined : new TextDecoder().decode(block.bytes.slice(0, length));
-}
-
 /** Ends this process as if from outside: nothing more runs. */
 export function killSelf(): never {
   for (;;) libc().kill(libc().getpid(), SIGKILL);

@@ -6,11 +6,11 @@
 import { createHostView, type HostView, NativeBlock, toSize } from "../../../ffi/mod.ts";
 import { NotSupportedError } from "../../errors.ts";
 import { closeFd } from "../../os/fd.ts";
-import { listNumbers } from "../../os/file.ts";
+import { listNumbers, readLink } from "../../os/file.ts";
 import { cString, libc, systemError } from "../../os/libc.ts";
 import { createSharedMemory, mapMemory, openSharedMemoryHandle, sharedMemoryHandle } from "../../os/memory.ts";
 import { CALLS } from "./calls.ts";
-import { fillBytes, now, readLink, sleepMicroseconds, toNumber, unmap } from "./native.ts";
+import { fillBytes, now, sleepMicroseconds, toNumber, unmap } from "./native.ts";
 import { cellsOf, type Row, Table, type TableShape } from "./table.ts";
 
 /**
