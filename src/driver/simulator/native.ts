@@ -8,7 +8,7 @@ import {
   type Size,
   toSize,
 } from "../../../ffi/mod.ts";
-import { cString, libc, systemError } from "../../os/libc.ts";
+import { libc, systemError } from "../../os/libc.ts";
 import { unmapMemory } from "../../os/memory.ts";
 
 const PROT_READ_WRITE = 3;
