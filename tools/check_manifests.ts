@@ -36,6 +36,8 @@ interface Lock {
 
 /** npm ships these whatever "files" says. */
 const ALWAYS_IN_NPM = ["README.md", "LICENSE"];
+/** Declarations, which `npm pack` makes for npm alone. */
+const ONLY_IN_NPM = "types";
 
 /** Every difference between the manifests in `root`. */
 export function checkManifests(root: string): string[] {
@@ -52,14 +54,22 @@ export function checkManifests(root: string): string[] {
   same("name", deno.name, `@${npm.name}/${npm.name}`);
   same("version", deno.version, npm.version);
   same("license", deno.license, npm.license);
-  same("files", [...deno.publish.include].sort(), [...new Set([...npm.files, ...ALWAYS_IN_NPM])].sort());
+  same(
+    "files",
+    [...deno.publish.include].sort(),
+    [
+      ...new Set([...npm.files.filter((file) => file !== ONLY_IN_NPM), ...ALWAYS_IN_NPM]),
+    ].sort(),
+  );
 
   const denoExports = typeof deno.exports === "string" ? { ".": deno.exports } : deno.exports;
   const npmExports = Object.entries(npm.exports).filter(([name]) => name !== "./package.json");
   same("exported names", Object.keys(denoExports).sort(), npmExports.map(([name]) => name).sort());
   for (const [name, target] of npmExports) {
-    const targets = typeof target === "string" ? [target] : Object.values(target);
-    for (const each of new Set(targets)) same(`export ${name}`, denoExports[name], each);
+    const { types = undefined, ...targets } = typeof target === "string" ? { default: target } : target;
+    for (const each of new Set(Object.values(targets))) same(`export ${name}`, denoExports[name], each);
+    const source = types?.replace(`./${ONLY_IN_NPM}/`, "./").replace(/\.d\.ts$/, ".ts");
+    same(`export ${name}, types`, denoExports[name], source);
   }
 
   for (const file of deno.publish.include) {

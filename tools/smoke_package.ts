@@ -77,6 +77,47 @@ function checkProbe(what: string, output: string, wanted: readonly string[]): vo
   console.log(`package: ${what}: ${seen.names.length} names, no side effects`);
 }
 
+/** A user's project checks with its own settings, which are stricter than ours: those of `bun init`, and more. */
+function checkTypes(home: string, name: string): void {
+  cpSync(join(ROOT, "node_modules", "bun-types"), join(home, "node_modules", "bun-types"), { recursive: true });
+  cpSync(join(ROOT, "node_modules", "@types", "node"), join(home, "node_modules", "@types", "node"), { recursive: true });
+  const compilerOptions = {
+    lib: ["ESNext"],
+    target: "ESNext",
+    module: "Preserve",
+    moduleResolution: "bundler",
+    types: ["bun-types"],
+    noEmit: true,
+    strict: true,
+    noUncheckedIndexedAccess: true,
+    exactOptionalPropertyTypes: true,
+    noImplicitOverride: true,
+    noUnusedLocals: true,
+    noUnusedParameters: true,
+    noPropertyAccessFromIndexSignature: true,
+    skipLibCheck: true,
+  };
+  writeFileSync(join(home, "tsconfig.json"), JSON.stringify({ compilerOptions, include: ["user.ts", "wrong.ts"] }));
+  const user = `import { Device, type DeviceBuffer, IpcChannel } from "${name}";
+export async function first(path: string): Promise<DeviceBuffer | undefined> {
+  using device = Device.open(0);
+  await using channel = await IpcChannel.connect(path, { device });
+  return Object.values((await channel.receive()).buffers)[0];
+}
+`;
+  writeFileSync(join(home, "user.ts"), user);
+  const tsc = join(ROOT, "node_modules", ".bin", "tsc");
+  run(tsc, ["-p", home], home);
+  // So that a package without types would be seen
+  writeFileSync(
+    join(home, "wrong.ts"),
+    `import { Device } from "${name}";\nexport const wrong: string = Device.open(0).ordinal;\n`,
+  );
+  const { stdout } = spawnSync(tsc, ["-p", home], { cwd: home, encoding: "utf8", timeout: TIME_LIMIT_MS });
+  if (!/^wrong.ts.*TS2322/m.test(stdout)) throw new Error(`the npm tarball's types miss a mistake: ${stdout}`);
+  console.log("package: the npm tarball's types hold in a strict project");
+}
+
 function smoke(folder: string): void {
   const wanted = exportedValues(readFileSync(join(ROOT, "mod.ts"), "utf8"));
   const npmPackage = JSON.parse(readFileSync(join(ROOT, "package.json"), "utf8"));
@@ -92,6 +133,7 @@ function smoke(folder: string): void {
   run("npm", ["install", "--no-audit", "--no-fund", "--ignore-scripts", join(folder, packed.filename)], bunHome);
   writeFileSync(join(bunHome, "probe.ts"), probe(npmPackage.name));
   checkProbe("npm tarball in Bun", run(runtimePath("bun"), ["probe.ts"], bunHome), wanted);
+  checkTypes(bunHome, npmPackage.name);
 
   // The registry of JSR serves these very files; a folder and an import map stand in for it.
   const deno = JSON.parse(withoutComments(readFileSync(join(ROOT, "deno.json"), "utf8")));

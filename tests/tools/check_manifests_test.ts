@@ -17,8 +17,8 @@ const NPM = {
   name: "thing",
   version: "1.2.3",
   license: "MIT",
-  exports: { ".": { types: "./mod.ts", bun: "./mod.ts" }, "./package.json": "./package.json" },
-  files: ["mod.ts", "src"],
+  exports: { ".": { types: "./types/mod.d.ts", bun: "./mod.ts" }, "./package.json": "./package.json" },
+  files: ["mod.ts", "src", "types"],
   devDependencies: { typescript: "7.0.2" },
 };
 const LOCK = { version: "1.2.3", packages: { "node_modules/typescript": { version: "7.0.2" } } };
@@ -50,7 +50,8 @@ const PLANTED: readonly (readonly [name: string, changes: Parameters<typeof chec
   ["another license", { npm: { license: "ISC" } }, "license:"],
   ["an export of deno.json only", { deno: { exports: { ".": "./mod.ts", "./b": "./b.ts" } } }, "exported names:"],
   ["an export of package.json only", { npm: { exports: { ...NPM.exports, "./b": "./b.ts" } } }, "exported names:"],
-  ["another target", { npm: { exports: { ".": { types: "./mod.ts", bun: "./main.ts" } } } }, "export .:"],
+  ["another target", { npm: { exports: { ".": { types: "./types/mod.d.ts", bun: "./main.ts" } } } }, "export .:"],
+  ["other declarations", { npm: { exports: { ".": { types: "./types/main.d.ts", bun: "./mod.ts" } } } }, "export ., types:"],
   ["a file for JSR only", { npm: { files: ["mod.ts"] } }, "files:"],
   ["a file for npm only", { npm: { files: ["mod.ts", "src", "docs"] } }, "files:"],
   ["a missing file", { deno: { publish: { include: ["gone"] } } }, "gone is to be published"],
