@@ -36,8 +36,10 @@ const safetyNet = new FinalizationRegistry<{ className: string; remains: Remains
 });
 
 let register: (object: Closable) => void;
+let isRegistering = false;
 
 function registerYoung(): void {
+  isRegistering = false;
   for (const object of young) register(object);
   young.length = 0;
 }
@@ -51,10 +53,12 @@ export abstract class Closable implements Disposable, AsyncDisposable {
   #className = "";
   #remains: Remains | undefined;
   #isRegistered = false;
+  /** Its place among the young ones; below 0 where it is none of them. */
+  #place = -1;
 
   static {
     register = (object) => {
-      if (object.#closed) return;
+      object.#place = -1;
       object.#isRegistered = true;
       safetyNet.register(object, { className: object.#className, remains: object.#remains! }, object);
     };
@@ -70,6 +74,7 @@ export abstract class Closable implements Disposable, AsyncDisposable {
     if (this.#closed) return;
     this.#closed = true;
     if (this.#isRegistered) safetyNet.unregister(this);
+    else if (this.#place >= 0) this.#leaveYoung();
     this.onClose();
   }
 
@@ -107,8 +112,20 @@ export abstract class Closable implements Disposable, AsyncDisposable {
   protected protect(className: string, remains: Remains): void {
     this.#className = className;
     this.#remains = remains;
-    if (young.push(this) === 1) queueMicrotask(registerYoung);
-    else if (young.length > MAX_YOUNG) registerYoung();
+    this.#place = young.push(this) - 1;
+    if (young.length > MAX_YOUNG) registerYoung();
+    else if (!isRegistering) {
+      isRegistering = true;
+      queueMicrotask(registerYoung);
+    }
+  }
+
+  /** At once: kept for longer, it would have to be copied by the next collection. */
+  #leaveYoung(): void {
+    const last = young.pop()!;
+    if (last === this) return;
+    young[this.#place] = last;
+    last.#place = this.#place;
   }
 
   /** Throws {@linkcode ClosedError} once the object is closed. */
