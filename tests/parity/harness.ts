@@ -269,9 +269,19 @@ export abstract class Session {
   /** The byte at a device address; where it cannot be read, the code as a negative number. */
   async byteAt(address: bigint): Promise<number> {
     const buffer = await this.#readBuffer();
-    const code = await this.code("memcpyDtoHAsync", buffer, address, 1, this.stream) ||
-      await this.code("streamSynchronize", this.stream);
+    const code = await this.workCode("memcpyDtoHAsync", buffer, address, 1, this.stream);
     return code !== 0 ? -code : (await this.host("read", buffer, 1))[0];
+  }
+  /** The bytes at a device address, which can be read. */
+  async bytesAt(address: bigint, byteLength: number): Promise<Uint8Array> {
+    const buffer = await this.host("allocate", byteLength);
+    await this.do("memcpyDtoHAsync", buffer, address, byteLength, this.stream);
+    await this.synchronize();
+    return await this.host("read", buffer, byteLength);
+  }
+  /** The code of a call that is queued, or of the work itself. */
+  async workCode<M extends Method>(method: M, ...args: PlainArguments<M>): Promise<number> {
+    return await this.code(method, ...args) || await this.code("streamSynchronize", this.stream);
   }
   #buffer: bigint | undefined;
   async #readBuffer(): Promise<bigint> {

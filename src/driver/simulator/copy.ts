@@ -1,5 +1,5 @@
 /** cuMemcpy… and cuMemset…, on streams. */
-import { CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMORYTYPE_HOST } from "../enums.ts";
+import { CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED } from "../enums.ts";
 import type { Memcpy2D } from "../driver.ts";
 import { CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE } from "../results.ts";
 import { READ_WRITE } from "./access.ts";
@@ -77,8 +77,12 @@ export class Copies {
 
   /** Either side may be any memory: what the driver does not know is the host's. */
   unified(destination: number, source: number, byteLength: number, stream: number): number {
-    const sideAt = (address: number) => this.#world.ranges.find(address) === undefined ? host(address) : anyMemory(address);
-    return this.#copy1D(sideAt(destination), sideAt(source), byteLength, stream);
+    return this.#copy1D(this.#anyMemory(destination), this.#anyMemory(source), byteLength, stream);
+  }
+
+  #anyMemory(address: number): Side {
+    const isHost = this.#world.ranges.find(address) === undefined;
+    return { address, pitch: 0, isHost, mustBeDevice: false };
   }
 
   #copy1D(destination: Side, source: Side, byteLength: number, stream: number): number {
@@ -88,9 +92,24 @@ export class Copies {
 
   copy2D(copy: Memcpy2D, stream: number): number {
     const { WidthInBytes: width = 0, Height: height = 0 } = copy;
-    const source = side(copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcPitch, copy.srcXInBytes, copy.srcY, width);
-    const target = side(copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstPitch, copy.dstXInBytes, copy.dstY, width);
+    const from = this.#sideOf(copy.srcMemoryType, copy.srcHost, copy.srcDevice);
+    const to = this.#sideOf(copy.dstMemoryType, copy.dstHost, copy.dstDevice);
+    const source = rows(from, copy.srcPitch, copy.srcXInBytes, copy.srcY, width);
+    const target = rows(to, copy.dstPitch, copy.dstXInBytes, copy.dstY, width);
     return this.#copy(target, source, width, height, stream);
+  }
+
+  #sideOf(memoryType: number | undefined, hostAddress: Memcpy2D["srcHost"], deviceAddress: Memcpy2D["srcDevice"]): Side {
+    switch (memoryType) {
+      case CU_MEMORYTYPE_HOST:
+        return host(Number(hostAddress ?? 0));
+      case CU_MEMORYTYPE_DEVICE:
+        return device(Number(deviceAddress ?? 0));
+      case CU_MEMORYTYPE_UNIFIED:
+        return this.#anyMemory(Number(deviceAddress ?? 0));
+      default:
+        throw new Refusal(CUDA_ERROR_INVALID_VALUE);
+    }
   }
 
   #copy(destination: Side, source: Side, width: number, height: number, streamHandle: number): number {
@@ -181,28 +200,15 @@ function host(address: number): Side {
   return { address, pitch: 0, isHost: true, mustBeDevice: false };
 }
 
-function anyMemory(address: number): Side {
-  return { address, pitch: 0, isHost: false, mustBeDevice: false };
-}
-
 function dropStaging(width: number, height: number, staging: number): void {
   if (staging !== 0) unmap(staging, width * height);
 }
 
-function side(
-  memoryType: number | undefined,
-  hostAddress: Memcpy2D["srcHost"],
-  deviceAddress: Memcpy2D["srcDevice"],
-  pitch = 0,
-  x = 0,
-  y = 0,
-  width: number,
-): Side {
-  const isHost = memoryType === CU_MEMORYTYPE_HOST;
-  const address = (isHost ? hostAddress : deviceAddress) ?? 0;
+/** The rows of a 2D copy on one side; without a pitch they follow each other. */
+function rows(side: Side, pitch = 0, x = 0, y = 0, width: number): Side {
   const rowPitch = pitch === 0 ? x + width : pitch;
   if (x + width > rowPitch) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
-  return { address: Number(address) + y * rowPitch + x, pitch: rowPitch, isHost, mustBeDevice: !isHost };
+  return { ...side, address: side.address + y * rowPitch + x, pitch: rowPitch };
 }
 
 /** Takes a copy of pageable memory, as the driver does, so that the caller may change it at once. */
