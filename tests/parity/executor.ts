@@ -260,11 +260,11 @@ export class Executor {
       return driver.streamSynchronize(s);
     },
 
-    /** What cuda.h calls by this plain name is another function; libcuda still has the older one under it. */
-    callOldStreamValue: (name: "cuStreamWriteValue64" | "cuStreamWaitValue64", stream: bigint, address: bigint): number => {
-      const old = { prototype: `CUresult ${name}(…)`, args: ["address", "address", "u64", "u32"], result: "i32" } as const;
-      const library = openLibrary("the CUDA driver", libcudaCandidates(process.env.CUDA_IPC_LIBCUDA), { [name]: old });
-      return library[name](addressFromBigInt(stream), addressFromBigInt(address), 0n, 0);
+    /** Calls a function of libcuda that the driver has no method for; each argument takes a register. */
+    callByName: (name: string, ...args: bigint[]): number => {
+      const signature = { prototype: `CUresult ${name}(…)`, args: args.map(() => "u64" as const), result: "i32" } as const;
+      const library = openLibrary("the CUDA driver", libcudaCandidates(process.env.CUDA_IPC_LIBCUDA), { [name]: signature });
+      return library[name](...args);
     },
   };
 }

@@ -2,7 +2,7 @@
 import { CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED } from "../enums.ts";
 import type { Memcpy2D } from "../driver.ts";
 import { CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE } from "../results.ts";
-import { READ_WRITE } from "./access.ts";
+import { canWrite, READ_WRITE } from "./access.ts";
 import { copyBytes, fillElements, mapAnonymous, unmap } from "./native.ts";
 import type { Pools } from "./pool.ts";
 import { COPY, FILL, type Stream } from "./queue.ts";
@@ -20,6 +20,9 @@ interface Side {
   /** A host pool's memory is refused there, although the device reaches it. */
   readonly mustBeDevice: boolean;
 }
+
+/** What work does with memory. */
+type Use = "read" | "write" | "fill";
 
 /** Which sides of a copy are host memory, in its work. */
 const HOST_SOURCE = 1;
@@ -115,10 +118,11 @@ export class Copies {
   #copy(destination: Side, source: Side, width: number, height: number, streamHandle: number): number {
     const stream = this.#streams.resolve(streamHandle);
     if (width === 0 || height === 0) return 0;
-    for (const { isHost, mustBeDevice, address, pitch } of [destination, source]) {
+    for (const side of [destination, source]) {
+      const { isHost, mustBeDevice, address, pitch } = side;
       if (isHost) continue;
       if (mustBeDevice && this.#isHostPool(address)) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
-      this.#check(address, pitch * (height - 1) + width, stream);
+      this.#check(address, pitch * (height - 1) + width, stream, side === destination ? "write" : "read");
     }
     const isPageable = (side: Side) => side.isHost && this.#world.ranges.find(side.address) === undefined;
     const mustStage = isPageable(source) && !this.#world.queue.startsAtOnce(stream, this.#world.faults.workMs);
@@ -154,7 +158,7 @@ export class Copies {
     if (destination % elementBytes !== 0 || pitch % elementBytes !== 0 || (height > 1 && pitch < rowBytes)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    this.#check(destination, pitch * (height - 1) + rowBytes, stream, true);
+    this.#check(destination, pitch * (height - 1) + rowBytes, stream, "fill");
     const values = { a: destination, b: pitch, c: value, d: elementBytes, e: width, f: height };
     this.#world.queue.enqueue(stream, FILL, values, this.#world.faults.workMs);
     return 0;
@@ -163,11 +167,11 @@ export class Copies {
   // ---- what may be touched
 
   /** Copies between devices need no peer access: the driver stages them. Everything else does. */
-  #check(address: number, byteLength: number, stream: Stream, isFill = false): void {
+  #check(address: number, byteLength: number, stream: Stream, use: Use): void {
     const { ranges } = this.#world;
     if (!ranges.covers(address, byteLength)) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
     for (const range of ranges.between(address, address + byteLength)) {
-      if (range.freeing !== 0 || !this.#isAccessible(range, stream.device, isFill)) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
+      if (range.freeing !== 0 || !this.#isAccessible(range, stream.device, use)) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
     }
   }
 
@@ -177,14 +181,14 @@ export class Copies {
       this.#world.tables.pools.get(range.owner, "locationType") !== CU_MEM_LOCATION_TYPE_DEVICE;
   }
 
-  #isAccessible(range: Range, device: number, isFill: boolean): boolean {
+  #isAccessible(range: Range, device: number, use: Use): boolean {
     switch (range.kind) {
       case VIRTUAL:
-        return range.access !== 0;
+        return use === "read" ? range.access !== 0 : canWrite(range.access);
       case POOL:
       case POOL_IMPORT: {
         const isOnDevice = this.#world.tables.pools.get(range.owner, "locationType") === CU_MEM_LOCATION_TYPE_DEVICE;
-        return (isOnDevice && !isFill) || this.#pools.accessFor(range.owner, device) === READ_WRITE;
+        return (isOnDevice && use !== "fill") || this.#pools.accessFor(range.owner, device) === READ_WRITE;
       }
       default:
         return true;
