@@ -89,7 +89,7 @@ test("BLOCK-08 cuMemUnmap waits for nothing", async () => {
   await using exporter = await startPeer();
   await using session = await startLocal();
   const fd = await passFd(exporter, await exporter.exportVirtual(await exporter.createVirtual(2 * MiB)), session);
-  const address = await session.mapVirtual(await session.importVirtual(fd), 2 * MiB);
+  const address = await session.mapVirtual([await session.importVirtual(fd)], 2 * MiB);
   await assertDoesNotBlock(session, () => session.call("memUnmap", address, 2 * MiB));
 });
 

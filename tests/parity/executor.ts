@@ -16,7 +16,7 @@ import {
   type Size,
   toSize,
 } from "../../ffi/mod.ts";
-import type { CudaDriver } from "../../src/driver/driver.ts";
+import type { CudaDriver, Memcpy2D } from "../../src/driver/driver.ts";
 import { libcudaCandidates } from "../../src/driver/native.ts";
 import { chosenDriver } from "../../src/driver/mod.ts";
 import { closeFd, type FdInfo, inspectFd, isCloseOnExec } from "../../src/os/fd.ts";
@@ -27,12 +27,13 @@ import { keepBusy, prepareBusy } from "./work.ts";
 export type Method = Exclude<keyof CudaDriver, "kind" | "out">;
 
 /** What a call takes, in plain values. */
-type Plain<T> = T extends Address ? bigint : T extends Size ? number : T;
+type Plain<T> = T extends Address ? bigint : T extends Size ? number : T extends Memcpy2D ? PlainMemcpy2D : T;
+export type PlainMemcpy2D = { [K in keyof Memcpy2D]: NonNullable<Memcpy2D[K]> extends Address ? bigint : number };
 export type PlainArguments<M extends Method> = CudaDriver[M] extends (...args: infer A) => number
   ? { [K in keyof A]: Plain<A[K]> }
   : never;
 
-/** For each argument: a for an address or a handle, s for a size, - for what is passed on as it is. */
+/** For each argument: a for an address or a handle, s for a size, o for an object with addresses, - for what is passed on as it is. */
 const ARGUMENTS: Readonly<Record<Method, string>> = {
   init: "-",
   driverGetVersion: "",
@@ -91,7 +92,7 @@ const ARGUMENTS: Readonly<Record<Method, string>> = {
   memcpyDtoDAsync: "aasa",
   memcpyAsync: "aasa",
   memcpyPeerAsync: "aaaasa",
-  memcpy2DAsync: "-a",
+  memcpy2DAsync: "oa",
   memsetD8Async: "a-sa",
   memsetD16Async: "a-sa",
   memsetD32Async: "a-sa",
@@ -118,6 +119,9 @@ const ARGUMENTS: Readonly<Record<Method, string>> = {
 function convert(kind: string, value: unknown): unknown {
   if (kind === "a" && typeof value === "bigint") return addressFromBigInt(value);
   if (kind === "s") return toSize(value as number);
+  if (kind === "o") {
+    return Object.fromEntries(Object.entries(value as object).map(([name, field]) => [name, convert("a", field)]));
+  }
   return value;
 }
 
@@ -256,11 +260,11 @@ export class Executor {
       return driver.streamSynchronize(s);
     },
 
-    /** What cuda.h calls by this plain name is another function; libcuda still has the older one under it. */
-    callOldStreamValue: (name: "cuStreamWriteValue64" | "cuStreamWaitValue64", stream: bigint, address: bigint): number => {
-      const old = { prototype: `CUresult ${name}(…)`, args: ["address", "address", "u64", "u32"], result: "i32" } as const;
-      const library = openLibrary("the CUDA driver", libcudaCandidates(process.env.CUDA_IPC_LIBCUDA), { [name]: old });
-      return library[name](addressFromBigInt(stream), addressFromBigInt(address), 0n, 0);
+    /** Calls a function of libcuda that the driver has no method for; each argument takes a register. */
+    callByName: (name: string, ...args: bigint[]): number => {
+      const signature = { prototype: `CUresult ${name}(…)`, args: args.map(() => "u64" as const), result: "i32" } as const;
+      const library = openLibrary("the CUDA driver", libcudaCandidates(process.env.CUDA_IPC_LIBCUDA), { [name]: signature });
+      return library[name](...args);
     },
   };
 }

@@ -59,8 +59,8 @@ test("FENCE-02 physical and plain device memory holds fences in both processes",
   await using importer = await startPeer();
   const physical = await exporter.createVirtual(2 * MiB);
   const fd = await passFd(exporter, await exporter.exportVirtual(physical), importer);
-  const alias = await importer.mapVirtual(await importer.importVirtual(fd), 2 * MiB);
-  await assertOrders(exporter, await exporter.mapVirtual(physical, 2 * MiB), importer, alias);
+  const alias = await importer.mapVirtual([await importer.importVirtual(fd)], 2 * MiB);
+  await assertOrders(exporter, await exporter.mapVirtual([physical], 2 * MiB), importer, alias);
 
   const plain = await exporter.allocatePlain();
   await assertOrders(exporter, plain, importer, await importer.openMemHandle(await exporter.memHandle(plain)));

@@ -43,9 +43,9 @@ test("PING-03 fences alternate without a host in between: physical, plain and re
   await using second = await startPeer();
   const physical = await first.createVirtual(2 * MiB);
   const fd = await passFd(first, await first.exportVirtual(physical), second);
-  const mapped = await first.mapVirtual(physical, 2 * MiB);
+  const mapped = await first.mapVirtual([physical], 2 * MiB);
   await first.fill(mapped, 0);
-  await assertFencesAlternate(first, mapped, second, await second.mapVirtual(await second.importVirtual(fd), 2 * MiB));
+  await assertFencesAlternate(first, mapped, second, await second.mapVirtual([await second.importVirtual(fd)], 2 * MiB));
 
   const plain = await first.allocatePlain();
   await first.fill(plain, 0);

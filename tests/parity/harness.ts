@@ -10,7 +10,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { Worker } from "node:worker_threads";
 import * as enums from "../../src/driver/enums.ts";
 import { resultName } from "../../src/driver/check.ts";
-import type { CudaDriver, MemAllocationProp, MemPoolProps } from "../../src/driver/driver.ts";
+import type { CudaDriver, MemAccessDesc, MemAllocationProp, MemPoolProps } from "../../src/driver/driver.ts";
 import { discardFds, duplicateFd } from "../../src/os/fd.ts";
 import { Listener, receiveBytes, sendBytes } from "../../src/os/socket.ts";
 import { type Exit, otherRuntime, type Runtime, type RuntimeProcess, spawnRuntime } from "../helpers/runtimes.ts";
@@ -241,13 +241,21 @@ export abstract class Session {
     this.#later("memRelease", handle);
     return handle;
   }
-  /** Maps physical memory at a new address, for the first device to read and write. */
-  async mapVirtual(handle: bigint, byteLength: number): Promise<bigint> {
-    const address = (await this.do("memAddressReserve", byteLength, 0, 0n)).address;
-    this.#later("memAddressFree", address, byteLength);
-    await this.do("memMap", address, byteLength, 0, handle);
-    this.#later("memUnmap", address, byteLength);
-    await this.do("memSetAccess", address, byteLength, [READ_WRITE_ON_DEVICE]);
+  /** Maps pieces of physical memory side by side at new addresses, for the first device to read and write by default. */
+  async mapVirtual(
+    handles: readonly bigint[],
+    byteLength: number,
+    access: readonly MemAccessDesc[] = [READ_WRITE_ON_DEVICE],
+  ): Promise<bigint> {
+    const total = handles.length * byteLength;
+    const address = (await this.do("memAddressReserve", total, 0, 0n)).address;
+    this.#later("memAddressFree", address, total);
+    for (const [index, handle] of handles.entries()) {
+      const place = address + BigInt(index * byteLength);
+      await this.do("memMap", place, byteLength, 0, handle);
+      this.#later("memUnmap", place, byteLength);
+    }
+    if (access.length > 0) await this.do("memSetAccess", address, total, access);
     return address;
   }
   async freeBytes(): Promise<number> {
@@ -269,9 +277,19 @@ export abstract class Session {
   /** The byte at a device address; where it cannot be read, the code as a negative number. */
   async byteAt(address: bigint): Promise<number> {
     const buffer = await this.#readBuffer();
-    const code = await this.code("memcpyDtoHAsync", buffer, address, 1, this.stream) ||
-      await this.code("streamSynchronize", this.stream);
+    const code = await this.workCode("memcpyDtoHAsync", buffer, address, 1, this.stream);
     return code !== 0 ? -code : (await this.host("read", buffer, 1))[0];
+  }
+  /** The bytes at a device address, which can be read. */
+  async bytesAt(address: bigint, byteLength: number): Promise<Uint8Array> {
+    const buffer = await this.host("allocate", byteLength);
+    await this.do("memcpyDtoHAsync", buffer, address, byteLength, this.stream);
+    await this.synchronize();
+    return await this.host("read", buffer, byteLength);
+  }
+  /** The code of a call that is queued, or of the work itself. */
+  async workCode<M extends Method>(method: M, ...args: PlainArguments<M>): Promise<number> {
+    return await this.code(method, ...args) || await this.code("streamSynchronize", this.stream);
   }
   #buffer: bigint | undefined;
   async #readBuffer(): Promise<bigint> {

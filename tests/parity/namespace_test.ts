@@ -25,9 +25,9 @@ interface Seen {
 async function shareAll(exporter: Session, importer: Peer): Promise<Seen> {
   const { imported } = await shareAllocation(exporter, importer, { value: 7 });
   const physical = await exporter.createVirtual(2 * MiB);
-  await exporter.fill(await exporter.mapVirtual(physical, 2 * MiB), 8);
+  await exporter.fill(await exporter.mapVirtual([physical], 2 * MiB), 8);
   const fd = await passFd(exporter, await exporter.exportVirtual(physical), importer);
-  const mapped = await importer.mapVirtual(await importer.importVirtual(fd), 2 * MiB);
+  const mapped = await importer.mapVirtual([await importer.importVirtual(fd)], 2 * MiB);
   const plain = await exporter.allocatePlain();
   await exporter.fill(plain, 9);
   const opened = await importer.openMemHandle(await exporter.memHandle(plain));

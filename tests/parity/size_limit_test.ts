@@ -42,9 +42,9 @@ test("LIMIT-04 physical memory of 8 and 64 GiB can be shared", async () => {
     await using exporter = await startExporter();
     await using importer = await startPeer();
     const physical = await exporter.createVirtual(byteLength);
-    const address = await exporter.mapVirtual(physical, byteLength);
+    const address = await exporter.mapVirtual([physical], byteLength);
     const fd = await passFd(exporter, await exporter.exportVirtual(physical), importer);
-    const alias = await importer.mapVirtual(await importer.importVirtual(fd), byteLength);
+    const alias = await importer.mapVirtual([await importer.importVirtual(fd)], byteLength);
     await assertEndsAreShared(exporter, address, importer, alias, byteLength);
     assertEquals(await importer.code("memUnmap", alias, byteLength), 0);
   }

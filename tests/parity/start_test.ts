@@ -9,8 +9,8 @@ test("SMALL-01 the names that cuda.h maps to are the ones that work", async () =
   assertEquals(await session.code("streamWriteValue64", session.stream, word, 0n, 0), 0);
   assertEquals(await session.code("streamWaitValue64", session.stream, word, 0n, 0), 0);
   if (!isOnGpu) return; // the simulator has no plain names
-  assertEquals(await session.host("callOldStreamValue", "cuStreamWriteValue64", session.stream, word), 801);
-  assertEquals(await session.host("callOldStreamValue", "cuStreamWaitValue64", session.stream, word), 801);
+  assertEquals(await session.host("callByName", "cuStreamWriteValue64", session.stream, word, 0n, 0n), 801);
+  assertEquals(await session.host("callByName", "cuStreamWaitValue64", session.stream, word, 0n, 0n), 801);
 });
 
 test("SMALL-07 a fresh process starts the driver and has a context", async () => {

@@ -12,3 +12,9 @@ export function accessOf(access: number, device: number): number {
 export function withAccess(access: number, device: number, flags: number): number {
   return access + (flags - accessOf(access, device)) * 4 ** device;
 }
+
+/** Whether any device may write. */
+export function canWrite(access: number): boolean {
+  for (let rest = access; rest > 0; rest = Math.floor(rest / 4)) if (rest % 4 === READ_WRITE) return true;
+  return false;
+}

@@ -168,8 +168,7 @@ export class Backing {
     return memory.address + DATA_AT;
   }
 
-  /** Lets go of the descriptor; mappings stay. */
-  dropFd(memory: Memory): void {
+  #dropFd(memory: Memory): void {
     if (memory.fd >= 0) discardFds(memory.fd);
     memory.fd = -1;
   }
@@ -193,7 +192,7 @@ export class Backing {
   /** Lets go of memory of which the process may have given itself descriptors: they keep it in use. */
   abandon(memory: Memory): void {
     const { address, mappedBytes } = memory;
-    this.dropFd(memory);
+    this.#dropFd(memory);
     memory.address = 0;
     memory.isOrphan = 1;
     unmap(address, mappedBytes);
@@ -201,7 +200,7 @@ export class Backing {
 
   release(memory: Memory): void {
     const { address, mappedBytes } = memory;
-    this.dropFd(memory);
+    this.#dropFd(memory);
     this.#world.tables.memories.destroy(memory.id);
     if (address !== 0) unmap(address, mappedBytes);
   }

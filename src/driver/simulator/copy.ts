@@ -1,8 +1,8 @@
 /** cuMemcpy… and cuMemset…, on streams. */
-import { CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMORYTYPE_HOST } from "../enums.ts";
+import { CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED } from "../enums.ts";
 import type { Memcpy2D } from "../driver.ts";
 import { CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE } from "../results.ts";
-import { READ_WRITE } from "./access.ts";
+import { canWrite, READ_WRITE } from "./access.ts";
 import { copyBytes, fillElements, mapAnonymous, unmap } from "./native.ts";
 import type { Pools } from "./pool.ts";
 import { COPY, FILL, type Stream } from "./queue.ts";
@@ -20,6 +20,9 @@ interface Side {
   /** A host pool's memory is refused there, although the device reaches it. */
   readonly mustBeDevice: boolean;
 }
+
+/** What work does with memory. */
+type Use = "read" | "write" | "fill";
 
 /** Which sides of a copy are host memory, in its work. */
 const HOST_SOURCE = 1;
@@ -77,8 +80,12 @@ export class Copies {
 
   /** Either side may be any memory: what the driver does not know is the host's. */
   unified(destination: number, source: number, byteLength: number, stream: number): number {
-    const sideAt = (address: number) => this.#world.ranges.find(address) === undefined ? host(address) : anyMemory(address);
-    return this.#copy1D(sideAt(destination), sideAt(source), byteLength, stream);
+    return this.#copy1D(this.#anyMemory(destination), this.#anyMemory(source), byteLength, stream);
+  }
+
+  #anyMemory(address: number): Side {
+    const isHost = this.#world.ranges.find(address) === undefined;
+    return { address, pitch: 0, isHost, mustBeDevice: false };
   }
 
   #copy1D(destination: Side, source: Side, byteLength: number, stream: number): number {
@@ -88,18 +95,34 @@ export class Copies {
 
   copy2D(copy: Memcpy2D, stream: number): number {
     const { WidthInBytes: width = 0, Height: height = 0 } = copy;
-    const source = side(copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcPitch, copy.srcXInBytes, copy.srcY, width);
-    const target = side(copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstPitch, copy.dstXInBytes, copy.dstY, width);
+    const from = this.#sideOf(copy.srcMemoryType, copy.srcHost, copy.srcDevice);
+    const to = this.#sideOf(copy.dstMemoryType, copy.dstHost, copy.dstDevice);
+    const source = rows(from, copy.srcPitch, copy.srcXInBytes, copy.srcY, width);
+    const target = rows(to, copy.dstPitch, copy.dstXInBytes, copy.dstY, width);
     return this.#copy(target, source, width, height, stream);
+  }
+
+  #sideOf(memoryType: number | undefined, hostAddress: Memcpy2D["srcHost"], deviceAddress: Memcpy2D["srcDevice"]): Side {
+    switch (memoryType) {
+      case CU_MEMORYTYPE_HOST:
+        return host(Number(hostAddress ?? 0));
+      case CU_MEMORYTYPE_DEVICE:
+        return device(Number(deviceAddress ?? 0));
+      case CU_MEMORYTYPE_UNIFIED:
+        return this.#anyMemory(Number(deviceAddress ?? 0));
+      default:
+        throw new Refusal(CUDA_ERROR_INVALID_VALUE);
+    }
   }
 
   #copy(destination: Side, source: Side, width: number, height: number, streamHandle: number): number {
     const stream = this.#streams.resolve(streamHandle);
     if (width === 0 || height === 0) return 0;
-    for (const { isHost, mustBeDevice, address, pitch } of [destination, source]) {
+    for (const side of [destination, source]) {
+      const { isHost, mustBeDevice, address, pitch } = side;
       if (isHost) continue;
       if (mustBeDevice && this.#isHostPool(address)) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
-      this.#check(address, pitch * (height - 1) + width, stream);
+      this.#check(address, pitch * (height - 1) + width, stream, side === destination ? "write" : "read");
     }
     const isPageable = (side: Side) => side.isHost && this.#world.ranges.find(side.address) === undefined;
     const mustStage = isPageable(source) && !this.#world.queue.startsAtOnce(stream, this.#world.faults.workMs);
@@ -135,7 +158,7 @@ export class Copies {
     if (destination % elementBytes !== 0 || pitch % elementBytes !== 0 || (height > 1 && pitch < rowBytes)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    this.#check(destination, pitch * (height - 1) + rowBytes, stream, true);
+    this.#check(destination, pitch * (height - 1) + rowBytes, stream, "fill");
     const values = { a: destination, b: pitch, c: value, d: elementBytes, e: width, f: height };
     this.#world.queue.enqueue(stream, FILL, values, this.#world.faults.workMs);
     return 0;
@@ -144,11 +167,11 @@ export class Copies {
   // ---- what may be touched
 
   /** Copies between devices need no peer access: the driver stages them. Everything else does. */
-  #check(address: number, byteLength: number, stream: Stream, isFill = false): void {
+  #check(address: number, byteLength: number, stream: Stream, use: Use): void {
     const { ranges } = this.#world;
     if (!ranges.covers(address, byteLength)) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
     for (const range of ranges.between(address, address + byteLength)) {
-      if (range.freeing !== 0 || !this.#isAccessible(range, stream.device, isFill)) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
+      if (range.freeing !== 0 || !this.#isAccessible(range, stream.device, use)) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
     }
   }
 
@@ -158,14 +181,14 @@ export class Copies {
       this.#world.tables.pools.get(range.owner, "locationType") !== CU_MEM_LOCATION_TYPE_DEVICE;
   }
 
-  #isAccessible(range: Range, device: number, isFill: boolean): boolean {
+  #isAccessible(range: Range, device: number, use: Use): boolean {
     switch (range.kind) {
       case VIRTUAL:
-        return range.access !== 0;
+        return use === "read" ? range.access !== 0 : canWrite(range.access);
       case POOL:
       case POOL_IMPORT: {
         const isOnDevice = this.#world.tables.pools.get(range.owner, "locationType") === CU_MEM_LOCATION_TYPE_DEVICE;
-        return (isOnDevice && !isFill) || this.#pools.accessFor(range.owner, device) === READ_WRITE;
+        return (isOnDevice && use !== "fill") || this.#pools.accessFor(range.owner, device) === READ_WRITE;
       }
       default:
         return true;
@@ -181,28 +204,15 @@ function host(address: number): Side {
   return { address, pitch: 0, isHost: true, mustBeDevice: false };
 }
 
-function anyMemory(address: number): Side {
-  return { address, pitch: 0, isHost: false, mustBeDevice: false };
-}
-
 function dropStaging(width: number, height: number, staging: number): void {
   if (staging !== 0) unmap(staging, width * height);
 }
 
-function side(
-  memoryType: number | undefined,
-  hostAddress: Memcpy2D["srcHost"],
-  deviceAddress: Memcpy2D["srcDevice"],
-  pitch = 0,
-  x = 0,
-  y = 0,
-  width: number,
-): Side {
-  const isHost = memoryType === CU_MEMORYTYPE_HOST;
-  const address = (isHost ? hostAddress : deviceAddress) ?? 0;
+/** The rows of a 2D copy on one side; without a pitch they follow each other. */
+function rows(side: Side, pitch = 0, x = 0, y = 0, width: number): Side {
   const rowPitch = pitch === 0 ? x + width : pitch;
   if (x + width > rowPitch) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
-  return { address: Number(address) + y * rowPitch + x, pitch: rowPitch, isHost, mustBeDevice: !isHost };
+  return { ...side, address: side.address + y * rowPitch + x, pitch: rowPitch };
 }
 
 /** Takes a copy of pageable memory, as the driver does, so that the caller may change it at once. */

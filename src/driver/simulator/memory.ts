@@ -10,6 +10,7 @@ import { mapAnonymous, unmap } from "./native.ts";
 import type { Pools } from "./pool.ts";
 import { HOST, LEGACY_IMPORT, PLAIN, POOL, POOL_IMPORT, type Range, REGISTERED, VIRTUAL } from "./ranges.ts";
 import type { Streams } from "./stream.ts";
+import { reservationAt } from "./vmm.ts";
 import type { World } from "./world.ts";
 
 /** What cuMemAlloc takes from the device for each allocation. */
@@ -173,9 +174,15 @@ export class Allocations {
 
   pointerAttribute(attribute: number, address: number): number {
     const range = this.#world.ranges.find(address);
-    if (range === undefined) return CUDA_ERROR_INVALID_VALUE;
-    const value = this.#attribute(attribute, range);
+    const value = this.#mappable(attribute, address) ?? (range === undefined ? undefined : this.#attribute(attribute, range));
     return value === undefined ? CUDA_ERROR_INVALID_VALUE : this.#world.put(value);
+  }
+
+  /** For virtual memory the driver tells the reserved addresses, whatever is mapped there. */
+  #mappable(attribute: number, address: number): number | undefined {
+    const reservation = reservationAt(this.#world, address);
+    if (attribute === enums.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) return reservation?.start;
+    if (attribute === enums.CU_POINTER_ATTRIBUTE_RANGE_SIZE) return reservation?.byteLength;
   }
 
   #attribute(attribute: number, range: Range): number | undefined {

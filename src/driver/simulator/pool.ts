@@ -10,6 +10,7 @@ import {
   CUDA_ERROR_ALREADY_MAPPED,
   CUDA_ERROR_INVALID_DEVICE,
   CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_NOT_PERMITTED,
   CUDA_ERROR_NOT_SUPPORTED,
   CUDA_ERROR_OUT_OF_MEMORY,
   CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
@@ -95,10 +96,11 @@ export class Pools {
   create(props: MemPoolProps): number {
     const { allocType = 0, handleTypes = 0, locationType = 0, locationId = 0, maxSize = 0 } = props;
     if (allocType !== enums.CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
+    const { hasImexChannel, sharedPools = 0, hostPools = 0 } = this.#world.machine.profile;
+    if ((handleTypes & enums.CU_MEM_HANDLE_TYPE_FABRIC) !== 0 && !hasImexChannel) return CUDA_ERROR_NOT_PERMITTED;
     const isShareable = handleTypes === enums.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     if (!isShareable && handleTypes !== enums.CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
     const device = this.#locate(locationType, locationId, isShareable);
-    const { sharedPools = 0, hostPools = 0 } = this.#world.machine.profile;
     if (device < 0 && hostPools !== 0) return hostPools;
     if (isShareable && sharedPools !== 0) return sharedPools;
 

@@ -106,18 +106,16 @@ export class VirtualMemory {
   release(handle: number): number {
     const physical = this.#resolve(handle);
     physical.handles--;
-    if (physical.handles === 0) this.#backing.dropFd(this.#memory(physical));
     this.#dropUnused(physical);
     return 0;
   }
 
-  /** Gives the handle of what is mapped at an address, as long as somebody holds it. */
+  /** Gives the handle of what is mapped at an address, be it that all of its holders have released it. */
   retain(address: number): number {
     const range = this.#world.ranges.find(address);
     if (range?.kind !== VIRTUAL) return CUDA_ERROR_INVALID_VALUE;
     const { physicals } = this.#world.tables;
     const physical = physicals.at(range.owner);
-    if (physical.handles === 0) return CUDA_ERROR_NOT_SUPPORTED; // the real driver makes a new one
     physical.handles++;
     return this.#world.put(physicals.handle(physical.id));
   }
@@ -142,7 +140,7 @@ export class VirtualMemory {
 
   /** Takes back exactly what was reserved, when nothing is mapped there any more. */
   free(start: number, byteLength: number): number {
-    const reservation = this.#reservationAt(start);
+    const reservation = reservationAt(this.#world, start);
     const isExact = reservation?.start === start && reservation.byteLength === byteLength;
     if (!isExact || !this.#world.ranges.between(start, start + byteLength).next().done) return CUDA_ERROR_INVALID_VALUE;
     this.#world.tables.reservations.destroy(reservation.id);
@@ -150,17 +148,11 @@ export class VirtualMemory {
     return 0;
   }
 
-  #reservationAt(address: number): RowOf<"reservations"> | undefined {
-    for (const reservation of this.#world.tables.reservations.rows()) {
-      if (address >= reservation.start && address < reservation.start + reservation.byteLength) return reservation;
-    }
-  }
-
   // ---- mappings
 
   map(start: number, byteLength: number, byteOffset: number, handle: number): number {
     const physical = this.#resolve(handle);
-    const reservation = this.#reservationAt(start);
+    const reservation = reservationAt(this.#world, start);
     const isInside = reservation !== undefined && start + byteLength <= reservation.start + reservation.byteLength;
     const isAligned = start % GRANULARITY === 0 && byteLength % GRANULARITY === 0 && byteLength > 0;
     if (!isInside || !isAligned || byteOffset !== 0 || byteLength > physical.byteLength) return CUDA_ERROR_INVALID_VALUE;
@@ -199,6 +191,7 @@ export class VirtualMemory {
 
   setAccess(start: number, byteLength: number, accesses: readonly MemAccessDesc[]): number {
     const ranges = this.#mapped(start, byteLength);
+    if (accesses.length === 0) return CUDA_ERROR_INVALID_VALUE;
     for (const { locationType = 0, locationId = 0, flags = 0 } of accesses) {
       if (flags !== 0 && flags !== READ_WRITE && flags !== enums.CU_MEM_ACCESS_FLAGS_PROT_READ) return CUDA_ERROR_INVALID_VALUE;
       for (const range of ranges) {
@@ -257,6 +250,13 @@ export class VirtualMemory {
     if (header.device >= 0 && this.#world.visibleDevice(header.device) === undefined) return CUDA_ERROR_INVALID_DEVICE;
     const copy = duplicate(fd);
     return this.#record(this.#backing.adopt(header, header.dataBytes, copy), header);
+  }
+}
+
+/** The reserved addresses around one. */
+export function reservationAt(world: World, address: number): RowOf<"reservations"> | undefined {
+  for (const reservation of world.tables.reservations.rows()) {
+    if (address >= reservation.start && address < reservation.start + reservation.byteLength) return reservation;
   }
 }
 
