@@ -10,9 +10,8 @@ import {
   CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
   CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
   CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
-  CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-  CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
 } from "../driver/enums.ts";
+import { CUDA_ERROR_INVALID_VALUE } from "../driver/results.ts";
 import { InvalidArgumentError, NotSupportedError } from "../errors.ts";
 import type { NativeStream } from "../native_stream.ts";
 import { ownIdentity } from "../os/process.ts";
@@ -36,21 +35,11 @@ export class ForeignAllocation extends Allocation {
   override readonly kind = "foreign" as const;
   /** Kept from being collected while the memory is used. */
   readonly owner: unknown;
-  /** Up to where the wrapped part goes. */
-  readonly #neededBytes: number;
   #description: AllocationDescription | undefined;
 
-  private constructor(
-    context: Context,
-    address: Address,
-    byteLength: number,
-    stream: NativeStream,
-    owner: unknown,
-    neededBytes: number,
-  ) {
+  private constructor(context: Context, address: Address, byteLength: number, stream: NativeStream, owner: unknown) {
     super(context, address, byteLength, toSize(byteLength), stream);
     this.owner = owner;
-    this.#neededBytes = neededBytes;
   }
 
   /** Finds the allocation around an address; also where in it the address is. */
@@ -72,16 +61,17 @@ export class ForeignAllocation extends Allocation {
     if (!known(address, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) || out.readI32(0) !== context.ordinal) {
       throw new InvalidArgumentError(`Cannot ${action}: the memory belongs to device ${out.readI32(0)}, this is ${context}`);
     }
+    // Not the attributes of its range, which are those of all reserved addresses, mapped or not
     const range = (at: bigint) => {
-      const start = known(at, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) ? out.readU64(0) : undefined;
-      const size = known(at, CU_POINTER_ATTRIBUTE_RANGE_SIZE) ? out.readU64(0) : undefined;
-      return start === undefined || size === undefined || size === 0n ? undefined : { start, end: start + size };
+      if (context.driver.memGetAddressRange(addressFromBigInt(at)) !== 0) return undefined;
+      const start = out.readU64(0);
+      return { start, end: start + out.readU64(8) };
     };
     const first = range(address);
     const says = (number: number): boolean => known(address, number) && out.readU64(0) !== 0n;
     const isOnePiece = says(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) || says(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE);
     let end = first?.end ?? address;
-    // Memory that is mapped chunk by chunk may be one range for each chunk
+    // Of virtual memory each chunk is a range
     while (first !== undefined && !isOnePiece && end < address + BigInt(byteLength)) {
       const next = range(end);
       if (next === undefined || next.end <= end) break;
@@ -95,7 +85,7 @@ export class ForeignAllocation extends Allocation {
     const base = addressFromBigInt(first.start);
     const byteOffset = Number(address - first.start);
     const length = Number(end - first.start);
-    return { allocation: new ForeignAllocation(context, base, length, stream, owner, byteOffset + byteLength), byteOffset };
+    return { allocation: new ForeignAllocation(context, base, length, stream, owner), byteOffset };
   }
 
   override describe(deviceUuid: string, action: Text): AllocationDescription {
@@ -124,14 +114,13 @@ export class ForeignAllocation extends Allocation {
       return describeLegacy(context, address, byteLength, deviceUuid);
     }
     const chunkByteLengths = this.#withChunks(action, (chunks) => chunks.map((chunk) => chunk.byteLength));
-    const mappedBytes = chunkByteLengths.reduce((sum, length) => sum + length, 0);
     return {
       memoryKind: "virtual",
       deviceUuid,
       exporter: ownIdentity(),
       poolId: null,
       generation: nextGeneration(),
-      allocationByteLength: Math.min(byteLength, mappedBytes),
+      allocationByteLength: byteLength,
       chunkByteLengths,
       opaque: new Uint8Array(0),
     };
@@ -146,7 +135,9 @@ export class ForeignAllocation extends Allocation {
       const handles: AllocationHandle[] = [];
       try {
         for (const { handle } of chunks) {
-          check(driver.memExportToShareableHandle(handle, ipcHandleType()), "cuMemExportToShareableHandle", this.context);
+          const result = driver.memExportToShareableHandle(handle, ipcHandleType());
+          if (result === CUDA_ERROR_INVALID_VALUE) throw this.#notShareable(action); // imported from another process
+          check(result, "cuMemExportToShareableHandle", this.context);
           handles.push(ownDriverHandle(readOsHandle(driver.out)));
         }
         return handles;
@@ -167,10 +158,7 @@ export class ForeignAllocation extends Allocation {
     const chunks: Chunk[] = [];
     try {
       for (let byteOffset = 0; byteOffset < this.byteLength; byteOffset += step) {
-        if (driver.memRetainAllocationHandle(addOffset(this.address, byteOffset)) !== 0) {
-          if (byteOffset >= this.#neededBytes) break; // addresses that are reserved only
-          throw this.#notShareable(action);
-        }
+        if (driver.memRetainAllocationHandle(addOffset(this.address, byteOffset)) !== 0) throw this.#notShareable(action);
         const handle = driver.out.readAddress(0);
         const last = chunks.at(-1);
         if (last?.handle !== handle) chunks.push({ handle, byteLength: step });

@@ -1,8 +1,9 @@
 /** What the operating system calls a shareable handle: a file descriptor on Linux, a HANDLE on Windows. */
 import { type Address, NativeBlock, type StructLayout, writeStruct } from "../../ffi/mod.ts";
 import { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CU_MEM_HANDLE_TYPE_WIN32 } from "../driver/enums.ts";
-import { closeFd, setCloseOnExec } from "../os/fd.ts";
-import { closeHandle, forbidInheritance, IS_WINDOWS } from "../os/windows.ts";
+import { closeFd, duplicateFd, setCloseOnExec } from "../os/fd.ts";
+import { ownIdentity } from "../os/process.ts";
+import { closeHandle, copyHandleFrom, forbidInheritance, IS_WINDOWS } from "../os/windows.ts";
 
 /** The CUmemAllocationHandleType of this operating system. */
 export function ipcHandleType(): number {
@@ -67,6 +68,11 @@ export function readOsHandle(out: NativeBlock): number {
 export function closeOsHandle(handle: number): void {
   if (IS_WINDOWS) closeHandle(handle);
   else closeFd(handle);
+}
+
+/** Another handle for the same thing, which a started program does not inherit either. */
+export function duplicateOsHandle(handle: number): number {
+  return IS_WINDOWS ? copyHandleFrom(ownIdentity(), handle) : duplicateFd(handle);
 }
 
 /** Marks a handle as one that a started program does not inherit. Throws when this process has no such handle. */

@@ -11,7 +11,7 @@ import type { BufferDescriptor } from "../wire/descriptor.ts";
 import { Allocation, type AllocationDescription, descriptionOf, nextGeneration } from "./allocation.ts";
 import { type AllocationHandle, checkDriverHandle, driverHandle, ownDriverHandle } from "./allocation_handle.ts";
 import type { NativePool } from "./native_pool.ts";
-import { ipcHandleType, readOsHandle } from "./os_handle.ts";
+import { closeOsHandle, duplicateOsHandle, ipcHandleType, readOsHandle } from "./os_handle.ts";
 import { reapAfter } from "./reaper.ts";
 import { granularityOf, PhysicalChunk, VirtualRange } from "./virtual_range.ts";
 
@@ -25,6 +25,8 @@ interface Origin {
   readonly pool?: NativePool;
   /** What it was imported by. */
   readonly descriptor?: BufferDescriptor;
+  /** The handles that it was imported by: our own ones, since the driver exports no imported memory. */
+  readonly handles?: readonly (number | Uint8Array)[];
 }
 
 /** A mapped range of this process's or another process's virtual memory. */
@@ -73,6 +75,9 @@ export class VirtualAllocation extends Allocation {
       );
     }
     const handleTypes = handles.some((handle) => handle instanceof Uint8Array) ? CU_MEM_HANDLE_TYPE_FABRIC : ipcHandleType();
+    if (handleTypes === CU_MEM_HANDLE_TYPE_FABRIC && !handles.every((handle) => handle instanceof Uint8Array)) {
+      throw new InvalidArgumentError(`Cannot ${action}: some handles are fabric handles and some are not, expected one kind`);
+    }
     const granularity = granularityOf(context, handleTypes);
     chunkByteLengths.forEach((byteLength, index) => {
       if (byteLength % granularity !== 0) {
@@ -86,19 +91,22 @@ export class VirtualAllocation extends Allocation {
       else checkDriverHandle(action, handle, context.driver.kind === "simulator");
     }
     const chunks: PhysicalChunk[] = [];
+    const kept: (number | Uint8Array)[] = [];
     try {
       handles.forEach((handle, index) => {
         const [native, type] = handle instanceof Uint8Array
           ? [handle, CU_MEM_HANDLE_TYPE_FABRIC]
           : [driverHandle(handle), ipcHandleType()];
+        kept.push(handle instanceof Uint8Array ? handle.slice() : duplicateOsHandle(handle.fd));
         chunks.push(PhysicalChunk.import(context, native, type, chunkByteLengths[index]));
       });
+      const range = VirtualRange.map(context, chunks.splice(0), [context.ordinal]);
+      return new VirtualAllocation(context, range, allocationByteLength, stream, { handleTypes, descriptor, handles: kept });
     } catch (error) {
       for (const chunk of chunks) chunk.release();
+      closeKept(kept);
       throw error;
     }
-    const range = VirtualRange.map(context, chunks, [context.ordinal]);
-    return new VirtualAllocation(context, range, allocationByteLength, stream, { handleTypes, descriptor });
   }
 
   /** The same memory and more behind it, in a new range; this one stays as it is. */
@@ -153,9 +161,11 @@ export class VirtualAllocation extends Allocation {
   override exportHandles(action: Text): AllocationHandle[] {
     this.#checkShareable(action, ipcHandleType());
     const { driver } = this.context;
+    const { handles: kept } = this.#origin;
     const handles: AllocationHandle[] = [];
     try {
-      for (const { handle } of this.range.chunks) {
+      for (const handle of kept ?? []) if (typeof handle === "number") handles.push(ownDriverHandle(duplicateOsHandle(handle)));
+      for (const { handle } of kept === undefined ? this.range.chunks : []) {
         check(driver.memExportToShareableHandle(handle, ipcHandleType()), "cuMemExportToShareableHandle", this.context);
         handles.push(ownDriverHandle(readOsHandle(driver.out)));
       }
@@ -170,6 +180,8 @@ export class VirtualAllocation extends Allocation {
   exportFabricHandles(action: Text): Uint8Array[] {
     this.#checkShareable(action, CU_MEM_HANDLE_TYPE_FABRIC);
     const { driver } = this.context;
+    const { handles: kept } = this.#origin;
+    if (kept !== undefined) return kept.filter((handle) => handle instanceof Uint8Array).map((bytes) => bytes.slice());
     return this.range.chunks.map(({ handle }) => {
       check(driver.memExportToShareableHandle(handle, CU_MEM_HANDLE_TYPE_FABRIC), "cuMemExportToShareableHandle", this.context);
       return driver.out.bytes.slice(0, 64);
@@ -194,11 +206,16 @@ export class VirtualAllocation extends Allocation {
       try {
         this.range.unmap();
       } finally {
+        closeKept(this.#origin.handles ?? []);
         pool?.removeVirtual(this);
         this.context.release();
       }
     }, this.range.byteLength);
   }
+}
+
+function closeKept(handles: readonly (number | Uint8Array)[]): void {
+  for (const handle of handles) if (typeof handle === "number") closeOsHandle(handle);
 }
 
 function checkFabricHandle(action: Text, handle: Uint8Array): void {

@@ -59,6 +59,29 @@ test("R7: the owner's lease ends with the last holder's release", async () => {
   await balance.check();
 });
 
+test("R7: virtual memory is sent on too, although the driver exports nothing that is imported", async () => {
+  const t = toolkit();
+  const balance = await Balance.take();
+  {
+    using folder = makeFolder();
+    await using pair = await Pair.start();
+    await using last = await Peer.start();
+    await join(pair.peer, last, `${folder.path}/next`);
+    const buffer = t.cuda.VirtualMemory.allocate(t.device, 4 << 20, { ipc: true, stream: t.stream });
+    buffer.fill(8, { stream: t.stream });
+    const lease = await pair.channel.send({ buffers: { buffer } }, { after: t.stream });
+    await passOn(pair.peer);
+    assertEquals(await take(last), 8);
+    await sleep(50);
+    assert(!lease.isReleased);
+    await last.run((t) => t.kept.message.release());
+    await lease.released;
+    assertEquals(lease.outcome, "released");
+    await buffer.closeAsync();
+  }
+  await balance.check();
+});
+
 test("R7: the process in the middle is killed, and the last one's buffer stays", async () => {
   const t = toolkit();
   const balance = await Balance.take();

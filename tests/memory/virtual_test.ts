@@ -64,6 +64,26 @@ test("importing in the exporter's own process gives an alias that outlives the o
   await assertNoFdLeft(before);
 });
 
+test("an import is exported by the handles that it came by, and gives them back", async () => {
+  using device = Device.open(0);
+  using stream = device.createStream();
+  using buffer = VirtualMemory.allocate(device, 3 * MIB, { ipc: true, stream });
+  buffer.fill(4, { stream });
+  const fds = countFds();
+  {
+    const handles = buffer.exportHandles();
+    using alias = DeviceBuffer.importVirtual(device, buffer.ipcDescriptor, handles);
+    closeAll(handles);
+    const again = alias.exportHandles();
+    using third = DeviceBuffer.importVirtual(device, alias.ipcDescriptor, again, { stream });
+    closeAll(again);
+    assertEquals((await third.read({ byteOffset: 3 * MIB - 1, stream }))[0], 4);
+    await third.closeAsync();
+    await alias.closeAsync();
+  }
+  assertEquals(countFds(), fds);
+});
+
 test("grow keeps the memory, adds to it, and leaves the old buffer an alias", async () => {
   using device = Device.open(0);
   const small = VirtualMemory.allocate(device, MIB, { ipc: true });

@@ -1,6 +1,14 @@
 import { test } from "node:test";
 import { assertEquals, assertThrows } from "@std/assert";
+import { addOffset, addressFromNumber, addressToBigInt, toSize } from "../../ffi/mod.ts";
 import { Device, DeviceBuffer, InvalidArgumentError, legacy, MemoryPool, NotSupportedError, VirtualMemory } from "../../mod.ts";
+import { contextOf } from "../../src/context.ts";
+import {
+  CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+  CU_MEM_ALLOCATION_TYPE_PINNED,
+  CU_MEM_LOCATION_TYPE_DEVICE,
+} from "../../src/driver/enums.ts";
+import { ipcHandleType } from "../../src/memory/os_handle.ts";
 import { currentRuntime, skipWithout } from "../helpers/runtimes.ts";
 import { startPeer } from "./peer.ts";
 
@@ -95,3 +103,39 @@ test(
     await peer.end();
   },
 );
+
+test("memory that is mapped behind a hole in its reservation is shared without the hole", async () => {
+  using device = Device.open(0);
+  using stream = device.createStream();
+  const { driver, ordinal } = contextOf(device, "test");
+  const length = 2 ** 21;
+  const location = { locationType: CU_MEM_LOCATION_TYPE_DEVICE, locationId: ordinal };
+  const props = { type: CU_MEM_ALLOCATION_TYPE_PINNED, requestedHandleTypes: ipcHandleType(), ...location };
+  assertEquals(driver.memAddressReserve(toSize(3 * length), toSize(0), addressFromNumber(0)), 0);
+  const reserved = driver.out.readAddress(0);
+  const mapped = addOffset(reserved, length);
+  assertEquals(driver.memCreate(toSize(length), props), 0);
+  const chunk = driver.out.readAddress(0);
+  assertEquals(driver.memMap(mapped, toSize(length), toSize(0), chunk), 0);
+  assertEquals(driver.memSetAccess(mapped, toSize(length), [{ ...location, flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE }]), 0);
+  {
+    const wrapped = DeviceBuffer.wrap(device, addressToBigInt(mapped) + 10n, 100, { stream });
+    wrapped.fill(6, { stream });
+    assertEquals(wrapped.ipcDescriptor.chunkByteLengths, [length]);
+    assertEquals(wrapped.ipcDescriptor.byteOffset, 10);
+    const handles = wrapped.exportHandles();
+    const alias = DeviceBuffer.importVirtual(device, wrapped.ipcDescriptor, handles, { stream });
+    for (const handle of handles) handle.close();
+    assertEquals(await alias.read({ stream }), new Uint8Array(100).fill(6));
+    await alias.closeAsync();
+    wrapped.free();
+    const bytes = 2 * length - 10;
+    const what = `pass the end of the memory, which has ${length - 10}`;
+    assertThrows(() => DeviceBuffer.wrap(device, addressToBigInt(mapped) + 10n, bytes), InvalidArgumentError, what);
+    assertThrows(() => DeviceBuffer.wrap(device, addressToBigInt(reserved), 1), InvalidArgumentError);
+  }
+  await stream.finished();
+  assertEquals(driver.memUnmap(mapped, toSize(length)), 0);
+  assertEquals(driver.memRelease(chunk), 0);
+  assertEquals(driver.memAddressFree(reserved, toSize(3 * length)), 0);
+});
