@@ -306,7 +306,7 @@ export function createHostView(address: Address, byteLength: number): HostView {
 
 /** Gives every view of the buffer length 0; the memory itself is not touched. */
 function detachBuffer(buffer: ArrayBuffer): void {
-  buffer.transfer(0);
+  if (!buffer.detached) buffer.transfer(0); // its holder may have transferred it
 }
 
 function hostBuffer(address: Address, byteLength: number): ArrayBuffer {

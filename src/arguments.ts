@@ -17,8 +17,13 @@ export function shown(value: unknown): string {
     case "symbol":
       return "a symbol";
     default:
-      return value === null ? "null" : Array.isArray(value) ? "an array" : `a ${className(value as object)}`;
+      return value === null ? "null" : Array.isArray(value) ? "an array" : withArticle(className(value as object));
   }
+}
+
+/** "a Device", "an AllocationHandle". */
+export function withArticle(name: string): string {
+  return `${/^[AEIOU]/i.test(name) ? "an" : "a"} ${name}`;
 }
 
 function className(value: object): string {
@@ -48,7 +53,9 @@ export class Action implements Text {
 
 /** `action` starts with a verb: "allocate from MemoryPool …". */
 export function invalid(action: Text, name: string, value: unknown, wanted: string): InvalidArgumentError {
-  return new InvalidArgumentError(`Cannot ${action}: ${name} is ${shown(value)}, expected ${wanted}`);
+  const given = shown(value);
+  const hint = given === wanted ? ": it was made by another copy of this module. Import one of them everywhere" : "";
+  return new InvalidArgumentError(`Cannot ${action}: ${name} is ${given}, expected ${wanted}${hint}`);
 }
 
 /** An integer within a range, ends included. */

@@ -1,7 +1,7 @@
 /** What every object that owns something of the driver's has in common: closing once, and a safety net. */
 import process from "node:process";
-import { checkOptions, checkSignal } from "./arguments.ts";
-import { ClosedError } from "./errors.ts";
+import { checkOptions, checkSignal, withArticle } from "./arguments.ts";
+import { ClosedError, CudaDriverError } from "./errors.ts";
 
 /** Options of `closeAsync` and other waits. */
 export interface WaitOptions {
@@ -27,7 +27,7 @@ const safetyNet = new FinalizationRegistry<{ className: string; remains: Remains
   if (!warned.has(className)) {
     warned.add(className);
     process.emitWarning(
-      `A ${className} was garbage-collected without close(); it is freed now. Close it, or declare it with "using" ` +
+      `${withArticle(className).replace("a", "A")} was garbage-collected without close(); it is freed now. Close it, or declare it with "using" ` +
         `(said once for each class)`,
       { type: "CudaIpcWarning", code: "CUDA_IPC_NOT_CLOSED" },
     );
@@ -75,7 +75,12 @@ export abstract class Closable implements Disposable, AsyncDisposable {
     this.#closed = true;
     if (this.#isRegistered) safetyNet.unregister(this);
     else if (this.#place >= 0) this.#leaveYoung();
-    this.onClose();
+    try {
+      this.onClose();
+    } catch (error) {
+      // With its context everything is gone; an error here would only hide the one that told so
+      if (!(error instanceof CudaDriverError && error.isContextLost)) throw error;
+    }
   }
 
   /**

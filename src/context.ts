@@ -9,7 +9,7 @@ import { CU_EVENT_DISABLE_TIMING } from "./driver/enums.ts";
 /** What a context knows of its streams. */
 interface ContextStream {
   readonly handle: Address;
-  isIdle(): boolean;
+  hasWork(): boolean;
 }
 
 /** Told of each stream that is made and given back. */
@@ -90,7 +90,7 @@ export class Context {
 
   /** Whether no stream of this thread has work queued on the device. */
   isIdle(): boolean {
-    for (const stream of this.#streams) if (!stream.isIdle()) return false;
+    for (const stream of this.#streams) if (stream.hasWork()) return false;
     return true;
   }
 

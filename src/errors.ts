@@ -33,6 +33,9 @@ export interface CudaDriverErrorOptions extends CudaIpcErrorOptions {
   readonly hint?: string;
 }
 
+/** Results that cuda.h explains with "the process must be terminated and relaunched", and a failed assertion. */
+const LOST_CONTEXT: ReadonlySet<number> = new Set([700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810]);
+
 /** A CUDA driver call failed. */
 export class CudaDriverError extends CudaIpcError {
   /** The class's own name. */
@@ -53,6 +56,14 @@ export class CudaDriverError extends CudaIpcError {
     this.resultName = options.resultName;
     this.call = options.call;
     this.hint = options.hint;
+  }
+
+  /**
+   * Whether the device's context is lost, as after a kernel that failed: all its memory is gone, every further call fails, and only
+   * a new process helps. Closing what it had is still allowed.
+   */
+  get isContextLost(): boolean {
+    return LOST_CONTEXT.has(this.code);
   }
 }
 

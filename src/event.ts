@@ -176,6 +176,11 @@ export class CudaEvent extends Closable implements StreamDependency {
   record(stream: CudaStream): void {
     this.checkOpen("record an event");
     const native = nativeStream(stream, "record an event");
+    if (native.context !== this.#native.context) {
+      throw new InvalidArgumentError(
+        `Cannot record ${this}: the stream belongs to ${native.context}. Use a stream of the event's device, or an event of its own`,
+      );
+    }
     this.#native.context.makeCurrent();
     check(this.#native.context.driver.eventRecord(this.#native.handle, native.handle), "cuEventRecord", this);
   }

@@ -59,20 +59,20 @@ export class NativeStream {
    */
   release(): void {
     if (--this.#holders > 0) return;
-    if (this.#hasWork()) {
+    if (this.hasWork()) {
       ending.add(this);
       endLater();
     } else this.#destroy();
   }
 
-  /** A stream whose context is lost has none. */
-  #hasWork(): boolean {
+  /** Whether something must wait before it is given back. A stream whose context is lost has no work. */
+  hasWork(): boolean {
     return this.context.driver.streamQuery(this.handle) === CUDA_ERROR_NOT_READY;
   }
 
   /** Destroys a stream that nobody holds, if its work has ended now. */
   endIfIdle(): void {
-    if (this.#hasWork()) return;
+    if (this.hasWork()) return;
     ending.delete(this);
     this.#destroy();
   }
@@ -85,6 +85,7 @@ export class NativeStream {
     check(result, "cuStreamDestroy", this);
   }
 
+  /** Whether all its work is done. Throws when its context is lost. */
   isIdle(): boolean {
     const result = this.context.driver.streamQuery(this.handle);
     if (result === CUDA_ERROR_NOT_READY) return false;

@@ -12,7 +12,7 @@ import { CudaEvent } from "../event.ts";
 import { type Allocation, ImportedAllocation, PoolAllocation } from "../memory/allocation.ts";
 import { AllocationHandle } from "../memory/allocation_handle.ts";
 import { allocationOf, type DeviceBuffer } from "../memory/buffer.ts";
-import { hostPoolParts } from "../memory/native_host_pool.ts";
+import { hostPoolOf } from "../memory/native_host_pool.ts";
 import { nativeStream } from "../native_stream.ts";
 import { discardFds, duplicateFd } from "../os/fd.ts";
 import { fenceParts, type SharedFence } from "../share/fence.ts";
@@ -172,7 +172,7 @@ export class Outbox {
         const descriptor = buffer.ipcDescriptor;
         if (descriptor.memoryKind !== "host") this.#checkPeerHas(descriptor.deviceUuid, `buffers.${name}`, action);
         const own = this.#exportHandles(buffer, fds);
-        const native = nativePoolOf(buffer, allocation, action);
+        const native = nativePoolOf(buffer, allocation);
         if (native !== undefined && pools.add(native).size > MAX_KEPT) {
           throw new InvalidArgumentError(
             `Cannot ${action}: its buffers come from more than ${MAX_KEPT} pools. Send several messages, or use fewer pools`,
@@ -428,8 +428,8 @@ function releaseUnsent({ slot, forwarded }: SentHold): void {
 }
 
 /** The pool whose handle opens the buffer; undefined for memory that has its own handles. */
-function nativePoolOf(buffer: DeviceBuffer, allocation: Allocation, action: string): AnyNativePool | undefined {
-  if (buffer.kind === "host") return hostPoolParts(buffer.pool, action)?.native;
+function nativePoolOf(buffer: DeviceBuffer, allocation: Allocation): AnyNativePool | undefined {
+  if (buffer.kind === "host") return hostPoolOf(buffer);
   return allocation instanceof PoolAllocation || allocation instanceof ImportedAllocation ? allocation.pool : undefined;
 }
 

@@ -236,7 +236,7 @@ export class ImportedAllocation extends Allocation {
 
   protected override giveBack(stream: NativeStream): () => boolean {
     // The driver unmaps an import without waiting for the work that uses it
-    if (stream.isIdle()) {
+    if (!stream.hasWork()) {
       this.#unmap();
       return done;
     }

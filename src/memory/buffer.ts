@@ -13,7 +13,7 @@ import type { AllocationHandle } from "./allocation_handle.ts";
 import type { Allocation, BufferKind } from "./allocation.ts";
 import { nativePool } from "./native_pool.ts";
 import type { HostPool } from "./host_pool.ts";
-import { checkStream, copy, copy2D, type Place } from "./copy.ts";
+import { checkOverlap, checkStream, copy, copy2D, type Place, type Rows } from "./copy.ts";
 import { ForeignAllocation } from "./foreign_allocation.ts";
 import { hostPoolParts } from "./native_host_pool.ts";
 import { withStream } from "./own_stream.ts";
@@ -462,6 +462,8 @@ export class DeviceBuffer extends Closable {
   /**
    * Copies another buffer of the same length into this one, in order with the stream's work (`cuMemcpyDtoDAsync`, or
    * `cuMemcpyPeerAsync` between devices). Use `subarray` for parts.
+   *
+   * @throws {InvalidArgumentError} when the lengths differ, or the two are parts of one buffer and overlap.
    */
   copyFrom(other: DeviceBuffer, options?: StreamOption): void {
     const action = new Action("copy to", this);
@@ -474,6 +476,8 @@ export class DeviceBuffer extends Closable {
     const { stream: given } = checkOptions(action, options, ["stream"]);
     const stream = given === undefined ? this.#allocation.stream : nativeStream(given, action);
     checkStream(this.#allocation, other.#allocation, stream, action);
+    const length = this.#byteLength;
+    checkOverlap(this.#rows(length), other.#rows(length), length, 1, action);
     copy(this.#place(), other.#place(), this.#size, stream);
   }
 
@@ -486,7 +490,8 @@ export class DeviceBuffer extends Closable {
    * image.subarray(top * pitch + left).copyFrom2D(tile, { rowBytes: 64, rows: 16, pitchBytes: pitch, sourcePitchBytes: 64 });
    * ```
    *
-   * @throws {InvalidArgumentError} when the rows do not lie within both buffers, or a pitch is less than a row.
+   * @throws {InvalidArgumentError} when the rows do not lie within both buffers, a pitch is less than a row, or rows of one
+   * buffer overlap.
    * @throws {NotSupportedError} when the stream's device has no access to the other buffer's.
    */
   copyFrom2D(other: DeviceBuffer, options: Copy2DOptions): void {
@@ -507,6 +512,7 @@ export class DeviceBuffer extends Closable {
     const sourcePitch = other.#checkPitch(action, "sourcePitchBytes", sourcePitchBytes, width, height);
     const stream = given === undefined ? this.#allocation.stream : nativeStream(given, action);
     checkStream(this.#allocation, other.#allocation, stream, action);
+    checkOverlap(this.#rows(pitch), other.#rows(sourcePitch), width, height, action);
     const to = { ...this.#place(), pitchBytes: pitch };
     copy2D(to, { ...other.#place(), pitchBytes: sourcePitch }, width, height, stream, action);
   }
@@ -519,6 +525,10 @@ export class DeviceBuffer extends Closable {
     throw new InvalidArgumentError(
       `Cannot ${action}: ${rows} rows of ${rowBytes} bytes, ${pitch} apart, take ${needed} bytes of the ${this.#byteLength} of ${this}`,
     );
+  }
+
+  #rows(pitchBytes: number): Rows {
+    return { allocation: this.#allocation, byteOffset: this.#byteOffset, pitchBytes };
   }
 
   #place(): Place {

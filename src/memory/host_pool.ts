@@ -11,7 +11,7 @@ import { CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_M
 import { ClosedError, CudaDriverError, InvalidArgumentError, NotSupportedError, OutOfMemoryError } from "../errors.ts";
 import { IS_WINDOWS } from "../os/windows.ts";
 import { parseUuid } from "../wire/hex.ts";
-import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
+import { MAX_ALLOCATION_BYTES, MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { AllocationHandle, checkDriverHandle } from "./allocation_handle.ts";
 import { type DeviceBuffer, type StreamOption, wrapAllocation } from "./buffer.ts";
 import { DriverHostPool } from "./host_driver_pool.ts";
@@ -88,7 +88,7 @@ export class HostPool extends Closable {
   static {
     provideHostPoolAccess((value, action) => {
       if (typeof value !== "object" || value === null || !(#native in value)) return undefined;
-      if (value.isClosed) throw new ClosedError(`Cannot ${action}: ${value} is closed`);
+      if (action !== undefined && value.isClosed) throw new ClosedError(`Cannot ${action}: ${value} is closed`);
       return { native: value.#native, device: value.#device };
     });
   }
@@ -97,7 +97,7 @@ export class HostPool extends Closable {
    * Makes a pool of host memory which the device can use. The caller closes it.
    *
    * @throws {InvalidArgumentError} for a wrong option; on Windows also when an `ipc` pool has no `maxBytes`.
-   * @throws {CudaDriverError} when the NUMA node has no memory for it.
+   * @throws {InvalidArgumentError} when the machine has no such NUMA node.
    */
   static create(device: Device, options?: HostPoolOptions): HostPool {
     const context = contextOf(device, "create a host pool");
@@ -180,7 +180,7 @@ export class HostPool extends Closable {
   allocate(byteLength: number, options?: StreamOption): DeviceBuffer {
     this.checkOpen("allocate");
     const action = `allocate from ${this}`;
-    checkInteger(action, "byteLength", byteLength, 1);
+    checkInteger(action, "byteLength", byteLength, 1, MAX_ALLOCATION_BYTES);
     const { stream: given } = checkOptions(action, options, ["stream"]);
     const native = this.#native;
     if (native.isImported) throw new NotSupportedError(`Cannot ${action}: only the process that made it can`);
@@ -255,8 +255,14 @@ function createNative(
     // Some drivers have the pools and deny it, so the attribute is asked only after a refusal
     const refused = error instanceof CudaDriverError &&
       (error.code === CUDA_ERROR_NOT_SUPPORTED || error.code === CUDA_ERROR_INVALID_VALUE);
-    const isWrongNode = numaNode !== undefined && attribute(context, CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED) > 0;
-    if (!refused || isWrongNode || IS_WINDOWS) throw error;
+    if (refused && numaNode !== undefined && attribute(context, CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED) > 0) {
+      throw new InvalidArgumentError(
+        `Cannot create a host pool on ${context}: the driver refuses memory of NUMA node ${numaNode}. Choose one that this ` +
+          "machine has, or leave numaNode out",
+        { cause: error },
+      );
+    }
+    if (!refused || IS_WINDOWS) throw error;
     return SharedHostPool.create(context, id, ipc, maxBytes);
   }
 }

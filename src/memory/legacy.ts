@@ -24,6 +24,7 @@ import { DeviceNotVisibleError, InvalidArgumentError, NotSupportedError, SamePro
 import { ownIdentity } from "../os/process.ts";
 import { BufferDescriptor } from "../wire/descriptor.ts";
 import { isSameProcess } from "../wire/identity.ts";
+import { MAX_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { descriptionOf } from "./allocation.ts";
 import { bufferParts, type DeviceBuffer, type StreamOption, wrapAllocation, wrapPart } from "./buffer.ts";
 import { LegacyAllocation, OpenedLegacyAllocation } from "./legacy_allocation.ts";
@@ -53,7 +54,7 @@ const TORCH_PREFIX_BYTES = 2;
 export function allocate(device: Device, byteLength: number, options?: StreamOption): DeviceBuffer {
   const context = contextOf(device, "allocate legacy memory");
   const action = `allocate legacy memory on ${context}`;
-  checkInteger(action, "byteLength", byteLength, 1);
+  checkInteger(action, "byteLength", byteLength, 1, MAX_ALLOCATION_BYTES);
   const { stream } = checkOptions(action, options, ["stream"]);
   const allocation = withStream(context, stream, action, (native) => LegacyAllocation.create(context, byteLength, native));
   return wrapAllocation(allocation, device, null);

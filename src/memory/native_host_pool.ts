@@ -40,7 +40,7 @@ export interface HostPoolParts {
   readonly device: Device | null;
 }
 
-type HostPoolAccess = (value: unknown, action: Text) => HostPoolParts | undefined;
+type HostPoolAccess = (value: unknown, action: Text | undefined) => HostPoolParts | undefined;
 let access: HostPoolAccess = () => undefined;
 
 /** host_pool.ts lends its view into HostPool, so that the modules below it need not import it. */
@@ -51,4 +51,9 @@ export function provideHostPoolAccess(provided: HostPoolAccess): void {
 /** What is behind an open HostPool; undefined for anything else. Throws ClosedError for a closed one. */
 export function hostPoolParts(value: unknown, action: Text): HostPoolParts | undefined {
   return access(value, action);
+}
+
+/** The same also of a closed one, whose buffers live on. */
+export function hostPoolOf(buffer: { readonly pool: unknown }): NativeHostPool | undefined {
+  return access(buffer.pool, undefined)?.native;
 }

@@ -45,8 +45,8 @@ export class NativePool {
   readonly #virtual = new Set<VirtualAllocation>();
   #virtualBytes = 0;
   #virtualHigh = { reserved: 0, used: 0 };
-  /** What the driver makes of `maxBytes`; 0 is no limit. */
-  readonly #limit: number;
+  /** What the driver makes of the limit; 0 is none. */
+  readonly maxBytes: number;
   #holders = 1;
   #isExported = false;
   #hasPeers = false;
@@ -57,7 +57,7 @@ export class NativePool {
     this.id = kind.id;
     this.isIpcEnabled = kind.ipc;
     this.isImported = kind.imported;
-    this.#limit = Math.ceil((kind.maxBytes ?? 0) / LIMIT_STEP_BYTES) * LIMIT_STEP_BYTES;
+    this.maxBytes = Math.ceil((kind.maxBytes ?? 0) / LIMIT_STEP_BYTES) * LIMIT_STEP_BYTES;
     context.hold();
   }
 
@@ -172,14 +172,14 @@ export class NativePool {
 
   /** Throws OutOfMemoryError when the driver, which knows nothing of virtual memory, would pass `maxBytes`. */
   checkRoom(byteLength: number): void {
-    if (this.#limit === 0 || (this.#virtualBytes === 0 && byteLength <= MAX_POOL_ALLOCATION_BYTES)) return;
+    if (this.maxBytes === 0 || (this.#virtualBytes === 0 && byteLength <= MAX_POOL_ALLOCATION_BYTES)) return;
     const { usedBytes, reservedBytes } = this.usage();
-    if (usedBytes + byteLength <= this.#limit) {
-      if (reservedBytes + byteLength > this.#limit) this.trim(0);
+    if (usedBytes + byteLength <= this.maxBytes) {
+      if (reservedBytes + byteLength > this.maxBytes) this.trim(0);
       return;
     }
     throw new OutOfMemoryError(
-      `Cannot allocate ${byteLength} bytes from ${this}: ${usedBytes} bytes are in use and maxBytes allows ${this.#limit}; ` +
+      `Cannot allocate ${byteLength} bytes from ${this}: ${usedBytes} bytes are in use and maxBytes allows ${this.maxBytes}; ` +
         `${pendingBytes()} bytes wait for their streams, ${this.leasedBytes} are leased to other processes`,
       { code: CUDA_ERROR_OUT_OF_MEMORY, resultName: resultName(CUDA_ERROR_OUT_OF_MEMORY), call: "cuMemCreate" },
     );

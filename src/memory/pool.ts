@@ -11,7 +11,7 @@ import { ClosedError, InvalidArgumentError, NotSupportedError, OutOfMemoryError 
 import { type NativeStream, nativeStream } from "../native_stream.ts";
 import { IS_WINDOWS } from "../os/windows.ts";
 import type { CudaStream } from "../stream.ts";
-import { MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
+import { MAX_ALLOCATION_BYTES, MAX_POOL_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { PoolAllocation } from "./allocation.ts";
 import { type AllocationHandle, checkDriverHandle, ownDriverHandle } from "./allocation_handle.ts";
 import { type DeviceBuffer, wrapAllocation } from "./buffer.ts";
@@ -178,7 +178,9 @@ export class MemoryPool extends Closable {
   allocate(byteLength: number, options: { stream: CudaStream }): DeviceBuffer {
     this.checkOpen("allocate");
     const native = this.#native;
-    if (!Number.isSafeInteger(byteLength) || byteLength < 1) checkInteger(`allocate from ${this}`, "byteLength", byteLength, 1);
+    if (!Number.isSafeInteger(byteLength) || byteLength < 1 || byteLength > MAX_ALLOCATION_BYTES) {
+      checkInteger(`allocate from ${this}`, "byteLength", byteLength, 1, MAX_ALLOCATION_BYTES);
+    }
     const stream = nativeStream(options?.stream, "allocate from a pool");
     const { context } = native;
     if (stream.context !== context) {
@@ -198,7 +200,8 @@ export class MemoryPool extends Closable {
       result = driver.memAllocFromPoolAsync(size, native.handle, stream.handle);
     }
     if (result !== 0) {
-      const inUse = `${pendingBytes()} bytes wait for their streams, ${native.leasedBytes} are leased to other processes`;
+      const limit = native.maxBytes === 0 ? "" : `maxBytes allows ${native.maxBytes}; `;
+      const inUse = `${limit}${pendingBytes()} bytes wait for their streams, ${native.leasedBytes} are leased to other processes`;
       check(result, "cuMemAllocFromPoolAsync", `${byteLength} bytes from ${native}; ${inUse}`);
     }
     const allocation = new PoolAllocation(native, driver.out.readAddress(0), byteLength, size, stream);

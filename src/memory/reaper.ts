@@ -26,11 +26,11 @@ let timer: ReturnType<typeof setTimeout> | undefined;
  * function which tells whether that has happened.
  */
 export function reapAfter(streams: Iterable<NativeStream>, giveBack: () => void, byteLength = 0): () => boolean {
-  const busy = [...new Set(streams)].filter((stream) => !stream.isIdle());
+  const busy = [...new Set(streams)].filter((stream) => stream.hasWork());
   const completions = busy.map((stream) => new Completion(stream));
   return reapWhen(
     () => {
-      if (!completions.every((completion) => completion.isDone())) return false;
+      if (!completions.every((completion) => completion.isOver())) return false;
       for (const completion of completions.splice(0)) completion.release();
       return true;
     },

@@ -3,6 +3,8 @@ import { checkBoolean, checkInteger, checkOptions, invalid } from "../arguments.
 import { contextOf } from "../context.ts";
 import type { Device } from "../device.ts";
 import { CU_MEM_HANDLE_TYPE_FABRIC } from "../driver/enums.ts";
+import { InvalidArgumentError } from "../errors.ts";
+import { MAX_ALLOCATION_BYTES } from "../wire/limits.ts";
 import { bufferParts, type DeviceBuffer, type StreamOption, wrapAllocation } from "./buffer.ts";
 import { ipcHandleType } from "./os_handle.ts";
 import { withStream } from "./own_stream.ts";
@@ -36,7 +38,10 @@ export interface VirtualMemoryOptions extends StreamOption {
  * ```
  */
 export class VirtualMemory {
-  private constructor() {}
+  /** Not for users: all of it is static. */
+  private constructor() {
+    throw new InvalidArgumentError("Cannot construct VirtualMemory: use VirtualMemory.allocate()");
+  }
 
   /**
    * Allocates device memory and maps it. Its length is what was asked for; physically it is rounded up to the device's
@@ -48,7 +53,7 @@ export class VirtualMemory {
   static allocate(device: Device, byteLength: number, options?: VirtualMemoryOptions): DeviceBuffer {
     const context = contextOf(device, "allocate virtual memory");
     const action = `allocate virtual memory on ${context}`;
-    checkInteger(action, "byteLength", byteLength, 1);
+    checkInteger(action, "byteLength", byteLength, 1, MAX_ALLOCATION_BYTES);
     const given = checkOptions(action, options, ["ipc", "fabric", "stream"]);
     const ipc = checkBoolean(action, "ipc", given.ipc, false);
     const fabric = checkBoolean(action, "fabric", given.fabric, false);
@@ -76,7 +81,7 @@ export class VirtualMemory {
     if (!(allocation instanceof VirtualAllocation) || buffer.byteLength !== allocation.byteLength) {
       throw invalid(action, "buffer", buffer, "a whole buffer of VirtualMemory.allocate()");
     }
-    checkInteger(action, "byteLength", byteLength, buffer.byteLength + 1);
+    checkInteger(action, "byteLength", byteLength, buffer.byteLength + 1, MAX_ALLOCATION_BYTES);
     const { stream = undefined } = checkOptions(action, options, ["stream"]);
     const grown = withStream(
       allocation.context,

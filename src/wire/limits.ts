@@ -6,5 +6,8 @@
  */
 export const MAX_POOL_ALLOCATION_BYTES: number = 4064 * 1024 * 1024;
 
+/** The largest allocation: the addresses of a device are no more. */
+export const MAX_ALLOCATION_BYTES: number = 2 ** 47;
+
 /** Chunks of one virtual allocation: each travels as a file descriptor, and Linux passes 253 in one message. */
 export const MAX_VIRTUAL_CHUNKS: number = 253;

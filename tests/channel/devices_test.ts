@@ -1,5 +1,5 @@
 /** Channels between processes with several devices: each thing is opened on its own device, and order holds over all. */
-import { assertEquals, assertRejects } from "@std/assert";
+import { assertEquals, assertRejects, assertThrows } from "@std/assert";
 import process from "node:process";
 import { test } from "node:test";
 import { Device, DeviceNotVisibleError, InvalidArgumentError } from "../../mod.ts";
@@ -76,6 +76,16 @@ test("a stream of a device that the channel was not opened with is refused", { s
     InvalidArgumentError,
     "the stream belongs to device 1, the channel",
   );
+});
+
+test("an event is recorded on its own device only", { skip }, () => {
+  const t = toolkit();
+  using second = Device.open(1);
+  using stream = second.createStream();
+  for (const ipc of [false, true]) {
+    using event = t.device.createEvent({ ipc });
+    assertThrows(() => event.record(stream), InvalidArgumentError, "the stream belongs to device 1");
+  }
 });
 
 test("devices are known by their UUID, whatever their numbers", { skip }, async () => {

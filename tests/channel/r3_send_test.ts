@@ -104,7 +104,7 @@ test("R3: what cannot be sent is refused at the call, and nothing is left of it"
     [{ buffers: [buffer] }, InvalidArgumentError, "buffers is an array"],
     [{ buffers: { a: buffer }, data: 1n }, InvalidArgumentError, "data is not what JSON can say"],
     [{ buffers: { a: buffer }, data: "x".repeat(17 << 20) }, InvalidArgumentError, "expected at most"],
-    [{ buffers: { a: buffer }, fences: { f: {} } }, InvalidArgumentError, "fences.f is a Object, expected a SharedFence"],
+    [{ buffers: { a: buffer }, fences: { f: {} } }, InvalidArgumentError, "fences.f is an Object, expected a SharedFence"],
     [{ events: { e: t.device } }, InvalidArgumentError, "events.e is a Device"],
     [{ handles: { h: 3 } }, InvalidArgumentError, "handles.h is 3"],
     [4, InvalidArgumentError, "options is 4"],
@@ -150,9 +150,9 @@ test("R3: a channel without a device carries data, and refuses a stream", async 
     const hosts = t.cuda.HostPool.create(t.device, { ipc: true });
     const notes = hosts.allocate(16);
     notes.view.fill(3);
+    hosts.close(); // its buffers live on
     t.kept.lease = await t.kept.channel.send({ data: 2, fences: { fence }, buffers: { notes } });
     notes.free();
-    hosts.close();
   });
   const message = await pair.channel.receive();
   const { data, fences: { fence }, buffers: { notes } } = message;

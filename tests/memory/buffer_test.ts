@@ -151,6 +151,25 @@ test("copies go between buffers and their parts", async () => {
   assertThrows(() => a.copyFrom({} as DeviceBuffer), InvalidArgumentError, "a DeviceBuffer");
 });
 
+test("copies between parts that overlap are refused, and no others", async () => {
+  using here = open();
+  using a = here.pool.allocate(64 * 8, here);
+  await a.write(new Uint8Array(64 * 8).map((_, index) => index));
+  const part = (begin: number, length: number) => a.subarray(begin, begin + length);
+  const overlap = (call: () => void) => assertThrows(call, InvalidArgumentError, "overlap");
+  overlap(() => a.copyFrom(a));
+  overlap(() => part(0, 100).copyFrom(part(99, 100)));
+  overlap(() => part(99, 100).copyTo(part(0, 100)));
+  part(0, 100).copyFrom(part(100, 100));
+  assertEquals(await part(99, 2).read(), new Uint8Array([199, 100]));
+  const columns = { rowBytes: 16, rows: 8, pitchBytes: 64, sourcePitchBytes: 64 };
+  overlap(() => a.copyFrom2D(a.subarray(15), columns));
+  overlap(() => a.subarray(63).copyFrom2D(a, { ...columns, rows: 7 }));
+  overlap(() => a.copyFrom2D(a.subarray(32), { ...columns, rows: 4, sourcePitchBytes: 32 }));
+  a.subarray(16).copyFrom2D(a, columns); // one column of the same rows into the next
+  assertEquals((await a.read({ byteOffset: 7 * 64 + 16, byteLength: 1 }))[0], (7 * 64) % 256);
+});
+
 test("rows are copied and filled with a pitch on each side", async () => {
   using here = open();
   using image = here.pool.allocate(64 * 16, here);

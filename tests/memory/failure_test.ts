@@ -14,6 +14,7 @@ import {
 } from "../../mod.ts";
 import { simulatorControl } from "../../src/driver/simulator/mod.ts";
 import { CUDA_ERROR_UNKNOWN } from "../../src/driver/results.ts";
+import { currentRuntime, runRuntime } from "../helpers/runtimes.ts";
 import { countFds, onGpu, skipOnGpu } from "./peer.ts";
 
 const MIB = 2 ** 20;
@@ -124,6 +125,11 @@ test("a big allocation takes what its pool keeps for later ones", { skip: skipOn
   const big = pool.allocate(device.memoryInfo().freeBytes + reserved - 64 * MIB, { stream });
   assertEquals(big.kind, "virtual");
   await big.closeAsync();
+});
+
+test("what a lost context has taken along can be closed without an error", { skip: skipOnGpu }, async () => {
+  const { code, stdout, stderr } = await runRuntime(currentRuntime, new URL("lost_context_program.ts", import.meta.url));
+  assertEquals([code, stdout.trim(), stderr], [0, "CudaDriverError 719 true; all closed", ""]);
 });
 
 test("nothing blocks the thread while other work is queued", { skip: skipOnGpu }, async () => {

@@ -81,6 +81,17 @@ test("a view is detached when its buffer, or its part, ends", () => {
   assertThrows(() => buffer.view, ClosedError);
 });
 
+test("a view that was transferred away does not keep its buffer from being freed", () => {
+  using device = Device.open(0);
+  using pool = HostPool.create(device);
+  const buffer = pool.allocate(4096);
+  const part = buffer.subarray(0, 100);
+  for (const view of [part.view, buffer.subarray(100).view]) structuredClone(view.buffer, { transfer: [view.buffer] });
+  part.close();
+  buffer.free();
+  assertEquals(pool.attributes.usedBytes, 0);
+});
+
 test("a view keeps its buffer's memory when the buffer is lost", async () => {
   using device = Device.open(0);
   using pool = HostPool.create(device);
@@ -129,6 +140,7 @@ test("a wrong argument is refused", () => {
   using device = Device.open(0);
   assertThrows(() => HostPool.create(device, { maxBytes: 0 }), InvalidArgumentError, "maxBytes");
   assertThrows(() => HostPool.create(device, { numaNode: -1 }), InvalidArgumentError, "numaNode");
+  if (!isFallback) assertThrows(() => HostPool.create(device, { numaNode: 99 }), InvalidArgumentError, "NUMA node 99");
   assertThrows(() => HostPool.create(device, { ipc: 1 as unknown as boolean }), InvalidArgumentError, "ipc");
   assertThrows(() => HostPool.create({} as Device), InvalidArgumentError, "device");
   using plain = HostPool.create(device);

@@ -60,7 +60,7 @@ test("maxBytes ends in OutOfMemoryError, and freed memory can be had again", () 
   using stream = device.createStream();
   using pool = MemoryPool.create(device, { maxBytes: 32 * MIB });
   const buffer = pool.allocate(20 * MIB, { stream });
-  assertThrows(() => pool.allocate(20 * MIB, { stream }), OutOfMemoryError);
+  assertThrows(() => pool.allocate(20 * MIB, { stream }), OutOfMemoryError, `maxBytes allows ${32 * MIB}`);
   buffer.free();
   pool.allocate(20 * MIB, { stream }).free();
 });
@@ -69,10 +69,12 @@ test("a wrong length or stream is refused", () => {
   using device = Device.open(0);
   using stream = device.createStream();
   const pool = MemoryPool.create(device);
-  for (const length of [0, -1, 0.5, NaN, Infinity, 2 ** 53, "1", 1n, null, undefined]) {
+  for (const length of [0, -1, 0.5, NaN, Infinity, 2 ** 47 + 1, 2 ** 53 - 1, 2 ** 53, "1", 1n, null, undefined]) {
     assertThrows(() => pool.allocate(length as number, { stream }), InvalidArgumentError, "byteLength");
   }
   assertThrows(() => pool.allocate(1, {} as never), InvalidArgumentError, "a CudaStream");
+  const copy = new (class CudaStream {})(); // as from another copy of this module
+  assertThrows(() => pool.allocate(1, { stream: copy as never }), InvalidArgumentError, "made by another copy of this module");
   assertThrows(() => pool.allocate(1, undefined as never), InvalidArgumentError, "a CudaStream");
   assertThrows(() => pool.trim(-1), InvalidArgumentError, "minBytesToKeep");
   pool.close();

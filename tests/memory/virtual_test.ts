@@ -121,6 +121,7 @@ test("the memory goes back when the last range that maps it goes", async () => {
 });
 
 test("a wrong argument is refused", () => {
+  assertThrows(() => new (VirtualMemory as unknown as new () => unknown)(), InvalidArgumentError, "VirtualMemory.allocate()");
   using device = Device.open(0);
   for (const length of [0, -1, 1.5, NaN, "1" as unknown as number]) {
     assertThrows(() => VirtualMemory.allocate(device, length), InvalidArgumentError, "byteLength");
