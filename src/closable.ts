@@ -27,7 +27,9 @@ const safetyNet = new FinalizationRegistry<{ className: string; remains: Remains
   if (!warned.has(className)) {
     warned.add(className);
     process.emitWarning(
-      `${withArticle(className).replace("a", "A")} was garbage-collected without close(); it is freed now. Close it, or declare it with "using" ` +
+      `${
+        withArticle(className).replace("a", "A")
+      } was garbage-collected without close(); it is freed now. Close it, or declare it with "using" ` +
         `(said once for each class)`,
       { type: "CudaIpcWarning", code: "CUDA_IPC_NOT_CLOSED" },
     );

@@ -1,6 +1,7 @@
 /** Chooses the driver by name, never silently. */
 import { environmentVariable } from "../../ffi/mod.ts";
 import { invalid, type Text } from "../arguments.ts";
+import { DriverNotFoundError, LibraryNotFoundError } from "../errors.ts";
 import { check } from "./check.ts";
 import type { CudaDriver, Driver } from "./driver.ts";
 import { createNativeDriver } from "./native.ts";
@@ -26,9 +27,19 @@ export function openDriver(name?: DriverName): Driver {
 }
 
 function open(name: DriverName | undefined): CudaDriver {
+  try {
+    return openNamed(name);
+  } catch (cause) {
+    if (!(cause instanceof LibraryNotFoundError)) throw cause;
+    throw new DriverNotFoundError(`Cannot open a driver: ${cause.message}`, { cause }); // Deno without --allow-ffi
+  }
+}
+
+function openNamed(name: DriverName | undefined): CudaDriver {
   const chosen = name === undefined ? environmentVariable("CUDA_IPC_DRIVER") ?? "cuda" : name;
   if (chosen !== "cuda" && chosen !== "simulator") {
-    throw invalid("open a driver", "name", chosen, '"cuda" or "simulator"');
+    const where = name === undefined ? "the environment variable CUDA_IPC_DRIVER" : "name";
+    throw invalid("open a driver", where, chosen, '"cuda" or "simulator"');
   }
   const known = opened.get(chosen);
   if (known !== undefined) return known;
