@@ -132,16 +132,16 @@ export class DeviceBuffer extends Closable {
   readonly #allocation: Allocation;
   readonly #device: Device | null;
   readonly #pool: MemoryPool | HostPool | null;
-  /** The buffer that a view belongs to; itself for one that is no view. */
-  readonly #root: DeviceBuffer;
+  /** What it is a view of; undefined for a buffer that is no view. */
+  readonly #parent: DeviceBuffer | undefined;
   readonly #byteOffset: number;
   readonly #byteLength: number;
   readonly #address: Address;
   readonly #size: Size;
   #freeStream: NativeStream | undefined;
   #view: HostView | undefined;
-  /** Of a buffer that is no view: those that its parts have given out. */
-  #viewed: DeviceBuffer[] | undefined;
+  /** Itself and its parts, those whose bytes the host has got by `view`. */
+  #viewed: Set<DeviceBuffer> | undefined;
   #descriptor: BufferDescriptor | undefined;
 
   /** Not for users: see `pool.allocate` and {@linkcode DeviceBuffer.import}. */
@@ -169,7 +169,7 @@ export class DeviceBuffer extends Closable {
       this.#address = addOffset(allocation.address, range.byteOffset);
       this.#size = toSize(range.byteLength);
     }
-    this.#root = parent ?? this;
+    this.#parent = parent;
     if (parent === undefined) this.protect("DeviceBuffer", allocation);
   }
 
@@ -272,9 +272,9 @@ export class DeviceBuffer extends Closable {
   }
 
   /**
-   * The bytes of host memory, without a copy; every reading gives the same array. Freeing the buffer, or closing the
+   * The bytes of host memory, without a copy; every reading gives the same array. Freeing the buffer, or closing a
    * part that it is of, detaches it: its length is 0 then. An array of more than 4 GiB cannot be had: view it in parts,
-   * `buffer.subarray(begin, end).view`. Do not transfer its ArrayBuffer: what was transferred cannot be detached, and
+   * `buffer.subarray(begin, end).view`. Do not transfer its ArrayBuffer: what was transferred is not detached by `free`, and
    * reading freed memory kills the process.
    *
    * @throws {NotSupportedError} when the host cannot reach the memory: use {@linkcode read}.
@@ -292,9 +292,22 @@ export class DeviceBuffer extends Closable {
       throw new RangeError(`Cannot view ${this}: no array holds more than ${MAX_ARRAY_BYTES} bytes. View it by subarray()`);
     }
     const view = createHostView(addOffset(hostAddress, this.#byteOffset), this.#byteLength);
-    owners.set(view.bytes.buffer, this.#root);
-    (this.#root.#viewed ??= []).push(this);
+    for (const buffer of DeviceBuffer.#lineageOf(this)) {
+      (buffer.#viewed ??= new Set()).add(this);
+      if (buffer.#parent === undefined) owners.set(view.bytes.buffer, buffer);
+    }
     return view;
+  }
+
+  #closeView(): void {
+    for (const buffer of DeviceBuffer.#lineageOf(this)) buffer.#viewed!.delete(this);
+    const { bytes, detach } = this.#view!;
+    if (!bytes.buffer.detached) detach(); // its user may have transferred it
+  }
+
+  /** A buffer, what it is a view of, and so on. */
+  static *#lineageOf(view: DeviceBuffer): Iterable<DeviceBuffer> {
+    for (let buffer: DeviceBuffer | undefined = view; buffer !== undefined; buffer = buffer.#parent) yield buffer;
   }
 
   /** Its length in bytes. */
@@ -327,18 +340,24 @@ export class DeviceBuffer extends Closable {
   get isImported(): boolean {
     return this.#allocation.isImported;
   }
-  /** Whether it, or the buffer that it is a view of, was freed. The same as `isClosed`. */
+  /** Whether it, or a buffer that it is a view of, was freed. The same as `isClosed`. */
   get isFreed(): boolean {
     return this.isClosed;
   }
-  /** Whether it, or the buffer that it is a view of, was freed. */
+  /** Whether it, or a buffer that it is a view of, was freed. */
   override get isClosed(): boolean {
-    return super.isClosed || (this.#root !== this && this.#root.isClosed);
+    if (this.#parent === undefined) return super.isClosed; // the frequent case
+    for (const buffer of DeviceBuffer.#lineageOf(this)) if (buffer.#isEnded) return true;
+    return false;
+  }
+
+  get #isEnded(): boolean {
+    return super.isClosed;
   }
 
   /**
-   * A view of a part of the buffer, without a copy. It ends with this buffer; closing it frees nothing. Exported, it
-   * names its part, but an importer maps the whole allocation: a view is no security boundary.
+   * A view of a part of the buffer, without a copy. It ends with this buffer, and with it the views of it; closing it frees
+   * nothing. Exported, it names its part, but an importer maps the whole allocation: a view is no security boundary.
    *
    * @param begin the first byte.
    * @param end behind the last byte. Default: the buffer's end.
@@ -349,7 +368,7 @@ export class DeviceBuffer extends Closable {
     checkInteger(action, "begin", begin, 0, this.#byteLength - 1);
     checkInteger(action, "end", end, begin + 1, this.#byteLength);
     const range = { byteOffset: this.#byteOffset + begin, byteLength: end - begin };
-    return new DeviceBuffer(TOKEN, this.#allocation, this.#device, this.#pool, range, this.#root);
+    return new DeviceBuffer(TOKEN, this.#allocation, this.#device, this.#pool, range, this);
   }
 
   /**
@@ -670,14 +689,13 @@ export class DeviceBuffer extends Closable {
 
   /** Called once, by `close`. */
   protected override onClose(): void {
-    this.#view?.detach();
-    if (this.#root === this) { for (const part of this.#viewed ?? []) part.#view!.detach(); }
-    if (this.#root === this) this.#allocation.release(this.#freeStream ?? this.#allocation.stream);
+    for (const buffer of this.#viewed ?? []) buffer.#closeView();
+    if (this.#parent === undefined) this.#allocation.release(this.#freeStream ?? this.#allocation.stream);
   }
 
   /** Settles when the driver has the memory back. */
   protected override settled(signal: AbortSignal | undefined): Promise<void> {
-    return this.#root === this ? reaped(() => this.#allocation.isSettled, signal) : Promise.resolve();
+    return this.#parent === undefined ? reaped(() => this.#allocation.isSettled, signal) : Promise.resolve();
   }
 
   /** A short name for messages. */

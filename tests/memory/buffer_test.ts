@@ -1,6 +1,7 @@
 import { test } from "node:test";
 import { assert, assertEquals, assertNotEquals, assertRejects, assertThrows } from "@std/assert";
-import { ClosedError, Device, type DeviceBuffer, InvalidArgumentError, MemoryPool } from "../../mod.ts";
+import { ClosedError, Device, DeviceBuffer, InvalidArgumentError, MemoryPool } from "../../mod.ts";
+import { KINDS, openAllocators } from "./allocators.ts";
 
 const MIB = 1024 * 1024;
 
@@ -217,17 +218,46 @@ test("a part is a view: it ends with its parent, and closing it frees nothing", 
   const inner = part.subarray(5);
   assertEquals([inner.byteLength, inner.address], [35, buffer.address + 15n]);
   part.fill(4);
-  part.close();
-  assertThrows(() => part.fill(1), ClosedError);
-  assertEquals((await inner.read())[0], 4);
-  assertEquals([part.isFreed, inner.isFreed], [true, false]);
+  inner.close();
+  assertThrows(() => inner.fill(1), ClosedError);
+  assertEquals((await part.read())[5], 4);
+  assertEquals([buffer.isFreed, part.isFreed, inner.isFreed], [false, false, true]);
   buffer.free();
-  assertEquals([buffer.isFreed, inner.isFreed], [true, true]);
-  await assertRejects(() => inner.read(), ClosedError);
+  assertEquals([buffer.isFreed, part.isFreed], [true, true]);
+  await assertRejects(() => part.read(), ClosedError);
   for (const [begin, end] of [[-1, 5], [0, 0], [5, 5], [0, 101], [100, undefined], [1.5, 2]] as [number, number][]) {
     using other = here.pool.allocate(100, here);
     assertThrows(() => other.subarray(begin, end), InvalidArgumentError);
   }
+});
+
+for (const kind of [...KINDS, "foreign"] as const) {
+  test(`views of views end with each of their parents: ${kind}`, async () => {
+    using allocators = openAllocators();
+    using memory = allocators.allocate(kind === "foreign" ? "pool" : kind, 100);
+    const make = () => kind === "foreign" ? DeviceBuffer.wrap(allocators.device, memory.address, 100) : memory.subarray(0);
+    for (const ended of [0, 1, 2, 3]) {
+      const chain = [make()];
+      for (let depth = 0; depth < 4; depth++) chain.push(chain[depth].subarray(1));
+      chain[ended].free();
+      assertEquals(chain.map(({ isFreed }) => isFreed), chain.map((_, depth) => depth >= ended));
+      for (const buffer of chain.slice(ended)) {
+        assertThrows(() => buffer.fill(1), ClosedError);
+        assertThrows(() => buffer.address, ClosedError);
+        assertThrows(() => buffer.subarray(1), ClosedError);
+        await assertRejects(() => buffer.read(), ClosedError);
+      }
+      chain[0].free();
+    }
+  });
+}
+
+test("a view of very many views is still one", () => {
+  using here = open();
+  using buffer = here.pool.allocate(100, here);
+  let view = buffer.subarray(0);
+  for (let depth = 0; depth < 20_000; depth++) view = view.subarray(0);
+  assertEquals([view.isFreed, view.address], [false, buffer.address]);
 });
 
 test("a freed buffer is refused everywhere, and freeing again is allowed", async () => {

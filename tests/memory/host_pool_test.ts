@@ -74,11 +74,25 @@ test("a view is detached when its buffer, or its part, ends", () => {
   const views = [buffer.view, part.view, other.view];
   views[1].fill(5);
   assertEquals([views[0][9 + 1], views[0][19]], [5, 5]);
+  const ofParts = [part.subarray(1).subarray(1).view, other.subarray(1).subarray(1).view];
   part.close();
-  assertEquals(views.map(({ length }) => length), [100, 0, 10]);
+  assertEquals([...views, ...ofParts].map(({ length }) => length), [100, 0, 10, 0, 8]);
+  buffer.free();
+  assertEquals([...views, ...ofParts].map(({ length }) => length), [0, 0, 0, 0, 0]);
+  assertThrows(() => buffer.view, ClosedError);
+});
+
+test("a buffer whose view was transferred is freed all the same", () => {
+  using device = Device.open(0);
+  using pool = HostPool.create(device);
+  const buffer = pool.allocate(100);
+  const part = buffer.subarray(10, 20);
+  const views = [buffer.view, part.view, buffer.subarray(30).view];
+  for (const { buffer } of views.slice(0, 2)) structuredClone(buffer, { transfer: [buffer] });
+  part.close();
   buffer.free();
   assertEquals(views.map(({ length }) => length), [0, 0, 0]);
-  assertThrows(() => buffer.view, ClosedError);
+  assertEquals(pool.attributes.usedBytes, 0);
 });
 
 test("a view that was transferred away does not keep its buffer from being freed", () => {
