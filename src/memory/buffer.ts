@@ -301,8 +301,7 @@ export class DeviceBuffer extends Closable {
 
   #closeView(): void {
     for (const buffer of DeviceBuffer.#lineageOf(this)) buffer.#viewed!.delete(this);
-    const { bytes, detach } = this.#view!;
-    if (!bytes.buffer.detached) detach(); // its user may have transferred it
+    this.#view!.detach();
   }
 
   /** A buffer, what it is a view of, and so on. */
@@ -346,12 +345,16 @@ export class DeviceBuffer extends Closable {
   }
   /** Whether it, or a buffer that it is a view of, was freed. */
   override get isClosed(): boolean {
-    if (this.#parent === undefined) return super.isClosed; // the frequent case
-    for (const buffer of DeviceBuffer.#lineageOf(this)) if (buffer.#isEnded) return true;
-    return false;
+    return this.#parent === undefined ? super.isClosed : DeviceBuffer.#isEnded(this);
   }
 
-  get #isEnded(): boolean {
+  static #isEnded(view: DeviceBuffer): boolean {
+    let buffer: DeviceBuffer | undefined = view;
+    while (buffer !== undefined && !buffer.#isClosedItself) buffer = buffer.#parent;
+    return buffer !== undefined;
+  }
+
+  get #isClosedItself(): boolean {
     return super.isClosed;
   }
 
