@@ -33,7 +33,7 @@ const HINTS: ReadonlyMap<string, string> = new Map([
   ["cuMemPoolCreate 801", "The device has no memory pools, or not with this kind of handle"],
   ["cuMemPoolImportFromShareableHandle 999", "The file descriptor is closed, or is not a pool's"],
   ["cuMemPoolImportFromShareableHandle 801", "The file descriptor is not a pool's"],
-  ["cuMemImportFromShareableHandle 801", "The file descriptor is not virtual memory's"],
+  ["cuMemImportFromShareableHandle 801", "The handle is not virtual memory's; one of the fabric needs an IMEX channel"],
   ["cuMemPoolImportPointer 1", "The descriptor belongs to another pool, or its bytes are damaged"],
   ["cuMemSetAccess 2", "With free memory left: the process has too many mappings; use fewer, larger ones"],
 ]);

@@ -36,29 +36,29 @@ const skipUnbound = !isOnGpu && "the driver has no method for it, so there is no
 test("PEER-02 a context is no peer of itself", { skip: skipUnbound }, async () => {
   await using session = await startPeer();
   const context = (await session.do("ctxGetCurrent")).address;
-  assertEquals(await session.host("callByName", "cuCtxEnablePeerAccess", context, 0n), 201);
+  assertEquals(await session.host("callByName", "cuCtxEnablePeerAccess", context, 0n), 217);
 });
 
 test("PEER-03 the device of a pool keeps its access", async () => {
   await using session = await startLocal();
-  assertEquals(await setEach(session, await session.createPool()), { NONE: [1, 3], READ: [1, 3], READWRITE: [0, 3] });
+  assertEquals(await setEach(session, await session.createPool()), { NONE: [101, 3], READ: [801, 3], READWRITE: [0, 3] });
 });
 
 test("PEER-04 so does the device of an imported pool", async () => {
   await using exporter = await startLocal();
   await using importer = await startPeer();
   const { imported } = await shareAllocation(exporter, importer);
-  assertEquals(await setEach(importer, imported.pool), { NONE: [1, 3], READ: [1, 3], READWRITE: [0, 3] });
+  assertEquals(await setEach(importer, imported.pool), { NONE: [101, 3], READ: [801, 3], READWRITE: [0, 3] });
 });
 
-test("PEER-05 a new host pool gives devices access, which can be taken away", async () => {
+test("PEER-05 a new host pool gives devices no access, before it is set; it cannot be for reading only", async () => {
   await using session = await startLocal();
   const pool = await session.createPool(HOST_POOL);
-  assertEquals((await session.do("memPoolGetAccess", pool, ON_DEVICE)).i32, 3, "at first");
-  assertEquals(await setEach(session, pool), { NONE: [0, 0], READ: [0, 1], READWRITE: [0, 3] });
+  assertEquals((await session.do("memPoolGetAccess", pool, ON_DEVICE)).i32, 0, "at first");
+  assertEquals(await setEach(session, pool), { NONE: [0, 0], READ: [801, 0], READWRITE: [0, 3] });
 });
 
-test("PEER-06 a device that is not there has no access, and the host's cannot be asked for", async () => {
+test("PEER-06 a device that is not there is refused, and the host's access can be asked for", async () => {
   await using session = await startLocal();
   const pool = await session.createPool();
   const codes = {
@@ -67,5 +67,5 @@ test("PEER-06 a device that is not there has no access, and the host's cannot be
     GetAccess: await session.code("memPoolGetAccess", pool, { ...ON_DEVICE, id: NO_DEVICE }),
     "GetAccess of HOST": await session.code("memPoolGetAccess", pool, { type: enums.CU_MEM_LOCATION_TYPE_HOST, id: 0 }),
   };
-  assertEquals(codes, { CanAccessPeer: 101, SetAccess: 101, GetAccess: 101, "GetAccess of HOST": 1 });
+  assertEquals(codes, { CanAccessPeer: 101, SetAccess: 101, GetAccess: 1, "GetAccess of HOST": 0 });
 });

@@ -2,8 +2,6 @@
 import { CU_MEM_ACCESS_FLAGS_PROT_READWRITE } from "../enums.ts";
 
 export const READ_WRITE = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-/** Read and write for all of 16 devices. */
-export const ALL_DEVICES = 2 ** 32 - 1;
 
 export function accessOf(access: number, device: number): number {
   return Math.floor(access / 4 ** device) % 4;

@@ -166,7 +166,7 @@ export class Copies {
 
   // ---- what may be touched
 
-  /** Copies between devices need no peer access: the driver stages them. Everything else does. */
+  /** Copies between pools need no access: the driver stages them, or takes a host's memory as such. Everything else does. */
   #check(address: number, byteLength: number, stream: Stream, use: Use): void {
     const { ranges } = this.#world;
     if (!ranges.covers(address, byteLength)) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
@@ -186,10 +186,8 @@ export class Copies {
       case VIRTUAL:
         return use === "read" ? range.access !== 0 : canWrite(range.access);
       case POOL:
-      case POOL_IMPORT: {
-        const isOnDevice = this.#world.tables.pools.get(range.owner, "locationType") === CU_MEM_LOCATION_TYPE_DEVICE;
-        return (isOnDevice && use !== "fill") || this.#pools.accessFor(range.owner, device) === READ_WRITE;
-      }
+      case POOL_IMPORT:
+        return use !== "fill" || this.#pools.accessFor(range.owner, device) === READ_WRITE;
       default:
         return true;
     }
@@ -211,7 +209,6 @@ function dropStaging(width: number, height: number, staging: number): void {
 /** The rows of a 2D copy on one side; without a pitch they follow each other. */
 function rows(side: Side, pitch = 0, x = 0, y = 0, width: number): Side {
   const rowPitch = pitch === 0 ? x + width : pitch;
-  if (x + width > rowPitch) throw new Refusal(CUDA_ERROR_INVALID_VALUE);
   return { ...side, address: side.address + y * rowPitch + x, pitch: rowPitch };
 }
 

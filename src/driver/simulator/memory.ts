@@ -4,6 +4,7 @@ import {
   CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
   CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
   CUDA_ERROR_INVALID_VALUE,
+  CUDA_ERROR_NOT_FOUND,
 } from "../results.ts";
 import { type Backing, type MemoryHeader, PLAIN_MEMORY, randomKey } from "./backing.ts";
 import { mapAnonymous, unmap } from "./native.ts";
@@ -167,14 +168,15 @@ export class Allocations {
 
   addressRange(address: number): number {
     const range = this.#world.ranges.find(address);
-    if (range === undefined) return CUDA_ERROR_INVALID_VALUE;
+    const isInHostPool = range !== undefined && range.device < 0 && isInPool(range);
+    if (range === undefined || isInHostPool) return CUDA_ERROR_NOT_FOUND;
     this.#world.put(range.start, 0);
     return this.#world.put(range.byteLength, 8);
   }
 
   pointerAttribute(attribute: number, address: number): number {
     const range = this.#world.ranges.find(address);
-    const value = this.#mappable(attribute, address) ?? (range === undefined ? undefined : this.#attribute(attribute, range));
+    const value = range === undefined ? undefined : this.#mappable(attribute, address) ?? this.#attribute(attribute, range);
     return value === undefined ? CUDA_ERROR_INVALID_VALUE : this.#world.put(value);
   }
 
@@ -187,7 +189,6 @@ export class Allocations {
 
   #attribute(attribute: number, range: Range): number | undefined {
     const { tables } = this.#world;
-    const isInPool = range.kind === POOL || range.kind === POOL_IMPORT;
     switch (attribute) {
       case enums.CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         return range.device < 0 ? enums.CU_MEMORYTYPE_HOST : enums.CU_MEMORYTYPE_DEVICE;
@@ -200,16 +201,20 @@ export class Allocations {
       case enums.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
         return range.kind === PLAIN || range.kind === LEGACY_IMPORT ? 1 : 0;
       case enums.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        return range.start;
+        return range.device < 0 && isInPool(range) ? 0 : range.start;
       case enums.CU_POINTER_ATTRIBUTE_RANGE_SIZE:
         return range.byteLength;
       case enums.CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
         if (range.kind === POOL) return tables.pools.get(range.owner, "handleTypes");
         return range.kind === VIRTUAL ? tables.physicals.get(range.owner, "handleTypes") : 0;
       case enums.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-        return isInPool ? tables.pools.handle(range.owner) : 0;
+        return isInPool(range) ? tables.pools.handle(range.owner) : 0;
       default:
         return undefined;
     }
   }
+}
+
+function isInPool({ kind }: Range): boolean {
+  return kind === POOL || kind === POOL_IMPORT;
 }

@@ -10,14 +10,13 @@ import {
   CUDA_ERROR_ALREADY_MAPPED,
   CUDA_ERROR_INVALID_DEVICE,
   CUDA_ERROR_INVALID_VALUE,
-  CUDA_ERROR_NOT_PERMITTED,
   CUDA_ERROR_NOT_SUPPORTED,
   CUDA_ERROR_OUT_OF_MEMORY,
   CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
   CUDA_ERROR_UNKNOWN,
 } from "../results.ts";
 import { OPAQUE_BYTES } from "../structs.ts";
-import { accessOf, ALL_DEVICES, READ_WRITE, withAccess } from "./access.ts";
+import { accessOf, READ_WRITE, withAccess } from "./access.ts";
 import { type Backing, DATA_AT, type MemoryHeader, POOL_MEMORY, randomKey } from "./backing.ts";
 import { crash, dropPages, toAddress } from "./native.ts";
 import { FREE, type Stream, type Work } from "./queue.ts";
@@ -96,10 +95,11 @@ export class Pools {
   create(props: MemPoolProps): number {
     const { allocType = 0, handleTypes = 0, locationType = 0, locationId = 0, maxSize = 0 } = props;
     if (allocType !== enums.CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-    const { hasImexChannel, sharedPools = 0, hostPools = 0 } = this.#world.machine.profile;
-    if ((handleTypes & enums.CU_MEM_HANDLE_TYPE_FABRIC) !== 0 && !hasImexChannel) return CUDA_ERROR_NOT_PERMITTED;
+    const { sharedPools = 0, hostPools = 0 } = this.#world.machine.profile;
     const isShareable = handleTypes === enums.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    if (!isShareable && handleTypes !== enums.CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+    const isKnown = isShareable || handleTypes === enums.CU_MEM_HANDLE_TYPE_FABRIC ||
+      handleTypes === enums.CU_MEM_HANDLE_TYPE_NONE;
+    if (!isKnown) return CUDA_ERROR_NOT_SUPPORTED;
     const device = this.#locate(locationType, locationId, isShareable);
     if (device < 0 && hostPools !== 0) return hostPools;
     if (isShareable && sharedPools !== 0) return sharedPools;
@@ -118,7 +118,7 @@ export class Pools {
     const memory = this.#backing.create(header, 0);
     try {
       this.#backing.map(memory, memory.fd, header);
-      const pool = this.#record(memory.id, header, device < 0 ? ALL_DEVICES : withAccess(0, device, READ_WRITE));
+      const pool = this.#record(memory.id, header, device < 0 ? 0 : withAccess(0, device, READ_WRITE));
       pool.maxBytes = Math.ceil(maxSize / CHUNK_BYTES) * CHUNK_BYTES;
       pool.reuseFollowEvents = pool.reuseOpportunistic = pool.reuseInternal = 1;
       return this.#world.put(this.#world.tables.pools.handle(pool.id));
@@ -235,8 +235,9 @@ export class Pools {
       if (locationType !== enums.CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
       const { index } = this.#world.device(locationId);
       const isOwner = index === this.#device(pool);
-      if (flags !== 0 && flags !== READ_WRITE && flags !== enums.CU_MEM_ACCESS_FLAGS_PROT_READ) return CUDA_ERROR_INVALID_VALUE;
-      if (isOwner && flags !== READ_WRITE) return CUDA_ERROR_INVALID_VALUE; // a device keeps access to its own memory
+      if (flags === enums.CU_MEM_ACCESS_FLAGS_PROT_READ) return CUDA_ERROR_NOT_SUPPORTED;
+      if (flags !== 0 && flags !== READ_WRITE) return CUDA_ERROR_INVALID_VALUE;
+      if (isOwner && flags !== READ_WRITE) return CUDA_ERROR_INVALID_DEVICE; // a device keeps access to its own memory
       if (!isOwner && !this.#isHost(pool) && !this.#world.canAccessPeer(index, this.#device(pool))) {
         return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
       }
@@ -248,7 +249,8 @@ export class Pools {
 
   getAccess(handle: number, { type = 0, id = 0 }: MemLocation): number {
     const pool = this.#resolve(handle);
-    if (type !== enums.CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (type !== enums.CU_MEM_LOCATION_TYPE_DEVICE) return this.#world.putI32(0);
+    if (id < 0 || id >= this.#world.machine.devices.length) return CUDA_ERROR_INVALID_VALUE;
     return this.#world.putI32(accessOf(pool.access, this.#world.device(id).index));
   }
 

@@ -155,7 +155,8 @@ export class VirtualMemory {
     const reservation = reservationAt(this.#world, start);
     const isInside = reservation !== undefined && start + byteLength <= reservation.start + reservation.byteLength;
     const isAligned = start % GRANULARITY === 0 && byteLength % GRANULARITY === 0 && byteLength > 0;
-    if (!isInside || !isAligned || byteOffset !== 0 || byteLength > physical.byteLength) return CUDA_ERROR_INVALID_VALUE;
+    if (!isInside || !isAligned) return CUDA_ERROR_INVALID_VALUE;
+    if (byteOffset !== 0 || byteLength !== physical.byteLength) return CUDA_ERROR_NOT_SUPPORTED; // in whole or not at all
     if (!this.#world.ranges.between(start, start + byteLength).next().done) return CUDA_ERROR_INVALID_VALUE;
     const memory = this.#memory(physical);
     mapAt(start, memory.fd, byteLength, DATA_AT);
@@ -196,7 +197,7 @@ export class VirtualMemory {
       if (flags !== 0 && flags !== READ_WRITE && flags !== enums.CU_MEM_ACCESS_FLAGS_PROT_READ) return CUDA_ERROR_INVALID_VALUE;
       for (const range of ranges) {
         if (locationType === enums.CU_MEM_LOCATION_TYPE_DEVICE) this.#setDeviceAccess(range, locationId, flags);
-        else if (range.device >= 0) return CUDA_ERROR_INVALID_VALUE; // the host has no access to a device's memory
+        else if (range.device >= 0) return CUDA_ERROR_NOT_SUPPORTED; // the host has no access to a device's memory
       }
     }
     return 0;
@@ -220,7 +221,6 @@ export class VirtualMemory {
 
   exportHandle(handle: number, handleType: number): number {
     const physical = this.#resolve(handle);
-    if (handleType === FABRIC && !this.#world.machine.profile.hasImexChannel) return CUDA_ERROR_NOT_PERMITTED;
     if ((handleType !== POSIX_FD && handleType !== FABRIC) || (physical.handleTypes & handleType) === 0) {
       return CUDA_ERROR_INVALID_VALUE;
     }
@@ -233,7 +233,7 @@ export class VirtualMemory {
   importHandle(osHandle: number | Uint8Array, handleType: number): number {
     if (handleType === POSIX_FD && typeof osHandle === "number") return this.#import(osHandle);
     if (handleType !== FABRIC || typeof osHandle === "number") return CUDA_ERROR_INVALID_VALUE;
-    if (!this.#world.machine.profile.hasImexChannel) return CUDA_ERROR_NOT_PERMITTED;
+    if (!this.#world.machine.profile.hasImexChannel) return CUDA_ERROR_NOT_SUPPORTED;
     const named = openNamedMemory(this.#world.state, osHandle);
     if (named === undefined) return CUDA_ERROR_INVALID_VALUE;
     try {
@@ -249,7 +249,8 @@ export class VirtualMemory {
     if (header.kind !== PHYSICAL_MEMORY) return CUDA_ERROR_NOT_SUPPORTED;
     if (header.device >= 0 && this.#world.visibleDevice(header.device) === undefined) return CUDA_ERROR_INVALID_DEVICE;
     const copy = duplicate(fd);
-    return this.#record(this.#backing.adopt(header, header.dataBytes, copy), header);
+    // What was imported is nobody's to export
+    return this.#record(this.#backing.adopt(header, header.dataBytes, copy), { ...header, handleTypes: 0 });
   }
 }
 
