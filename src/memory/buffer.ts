@@ -37,11 +37,11 @@ export interface WriteOptions extends StreamOption, WaitOptions {
 
 /** Options of `read`. */
 export interface ReadOptions extends StreamOption, WaitOptions {
-  /** Where in the buffer to begin. Default: 0. */
+  /** Where in the buffer to begin, before its end. Default: 0. */
   readonly byteOffset?: number;
-  /** How much to read. Default: what `into` holds, else up to the buffer's end. */
+  /** How much to read, from 1 on. Default: what `into` holds, else up to the buffer's end. */
   readonly byteLength?: number;
-  /** Where to put the bytes. Default: a new array. */
+  /** Where to put the bytes, not empty. Default: a new array. */
   readonly into?: Uint8Array;
 }
 
@@ -53,7 +53,7 @@ export interface WrapOptions extends StreamOption {
 
 /** Options of `chunks`. */
 export interface ChunksOptions extends StreamOption, WaitOptions {
-  /** The length of each chunk but the last. Default: 16 MiB. */
+  /** The length of each chunk but the last, from 1 on. Default: 16 MiB. */
   readonly chunkBytes?: number;
 }
 
@@ -65,9 +65,9 @@ export interface FillOptions extends StreamOption {
 
 /** Options of `copyFrom2D`. */
 export interface Copy2DOptions extends StreamOption {
-  /** The length of each row. */
+  /** The length of each row, from 1 on. */
   readonly rowBytes: number;
-  /** How many rows to copy. */
+  /** How many rows to copy, from 1 on. */
   readonly rows: number;
   /** From the begin of one row to the next in this buffer. Default: `rowBytes`. */
   readonly pitchBytes?: number;
@@ -77,9 +77,9 @@ export interface Copy2DOptions extends StreamOption {
 
 /** Options of `fill2D`. */
 export interface Fill2DOptions extends FillOptions {
-  /** The length of each row. */
+  /** The length of each row, from 1 on. */
   readonly rowBytes: number;
-  /** How many rows to fill. */
+  /** How many rows to fill, from 1 on. */
   readonly rows: number;
   /** From the begin of one row to the next. Default: `rowBytes`. */
   readonly pitchBytes?: number;
@@ -112,7 +112,8 @@ interface BufferParts {
 let access: (value: unknown, action: Text) => BufferParts;
 
 /**
- * A range of GPU memory, of this process or mapped from another one. It belongs to its holder, who frees it; a
+ * A range of GPU memory, of this process or mapped from another one, of at least one byte: a length of zero is refused
+ * everywhere. It belongs to its holder, who frees it; a
  * `subarray` is a view that ends with its parent. Work on it is ordered by streams, not by calls: what one stream does
  * is seen by another only behind an event or a wait.
  *
@@ -252,6 +253,7 @@ export class DeviceBuffer extends Closable {
    * handle), or of `cuMemAlloc` (see `legacy`).
    *
    * @param address where it begins, as the device sees it.
+   * @param byteLength how long it is, from 1 on.
    * @throws {InvalidArgumentError} when the driver knows no such memory of the device there.
    */
   static wrap(device: Device, address: bigint, byteLength: number, options?: WrapOptions): DeviceBuffer {
@@ -363,7 +365,7 @@ export class DeviceBuffer extends Closable {
    * nothing. Exported, it names its part, but an importer maps the whole allocation: a view is no security boundary.
    *
    * @param begin the first byte.
-   * @param end behind the last byte. Default: the buffer's end.
+   * @param end behind the last byte, and so above `begin`: an empty part is refused. Default: the buffer's end.
    */
   subarray(begin: number, end: number = this.#byteLength): DeviceBuffer {
     this.checkOpen("take a part of a buffer");
@@ -379,7 +381,7 @@ export class DeviceBuffer extends Closable {
    * The first pieces (up to 8 MiB) are taken and queued at the call where staging memory is free, later ones as it
    * becomes free: await it before you queue work that depends on it, and do not change the array meanwhile.
    *
-   * @throws {InvalidArgumentError} when the bytes do not fit, or the array is transferred away meanwhile.
+   * @throws {InvalidArgumentError} when the bytes are none or do not fit, or the array is transferred away meanwhile.
    */
   async write(bytes: ArrayBufferView, options?: WriteOptions): Promise<void> {
     const { source, address, stream, signal } = this.#prepareWrite(bytes, options);
@@ -421,6 +423,7 @@ export class DeviceBuffer extends Closable {
    * Copies bytes out of the buffer through pinned staging memory, behind what the stream has queued. Resolves when they
    * are there; the event loop goes on.
    *
+   * @throws {InvalidArgumentError} when the part is empty or does not lie within the buffer.
    * @throws {RangeError} when no single array can hold the bytes: use {@linkcode chunks}.
    */
   async read(options?: ReadOptions): Promise<Uint8Array> {
@@ -482,7 +485,7 @@ export class DeviceBuffer extends Closable {
   }
 
   /**
-   * Copies another buffer of the same length into this one, in order with the stream's work (`cuMemcpyDtoDAsync`, or
+   * Copies another buffer of the same length, which is never zero, into this one, in order with the stream's work (`cuMemcpyDtoDAsync`, or
    * `cuMemcpyPeerAsync` between devices). Use `subarray` for parts.
    *
    * @throws {InvalidArgumentError} when the lengths differ, or the two are parts of one buffer and overlap.
@@ -557,14 +560,14 @@ export class DeviceBuffer extends Closable {
     return { allocation: this.#allocation, address: this.#address };
   }
 
-  /** Copies this buffer into another one of the same length: `other.copyFrom(this)`. */
+  /** Copies this buffer into another one of the same length, which is never zero: `other.copyFrom(this)`. */
   copyTo(other: DeviceBuffer, options?: StreamOption): void {
     if (!(other instanceof DeviceBuffer)) throw invalid(new Action("copy", this), "other", other, "a DeviceBuffer");
     other.copyFrom(this, options);
   }
 
   /**
-   * Sets every element of the buffer, in order with the stream's work (`cuMemsetD8Async`, `D16`, `D32`).
+   * Sets every element of the buffer (there is at least one), in order with the stream's work (`cuMemsetD8Async`, `D16`, `D32`).
    *
    * @param value an unsigned integer of `width` bytes.
    * @throws {InvalidArgumentError} when the value does not fit, or length or address is no multiple of `width`.

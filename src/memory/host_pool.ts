@@ -24,7 +24,7 @@ import { withStream } from "./own_stream.ts";
 export interface HostPoolOptions {
   /** Its allocations can be mapped by other processes. Default: false. */
   readonly ipc?: boolean;
-  /** The most that it may hold, in bytes. Default: no limit. */
+  /** The most that it may hold, in bytes, from 1 on. Default: no limit. */
   readonly maxBytes?: number;
   /** The NUMA node whose memory it takes. Default: the node nearest to the device. */
   readonly numaNode?: number;
@@ -172,6 +172,7 @@ export class HostPool extends Closable {
    * What is larger than 4064 MiB in an `ipc` pool lies in registered shared memory, since importing such an allocation of the
    * driver's would kill the importing process: `buffer.pool` is another pool then, whose handle opens it. A channel knows.
    *
+   * @param byteLength how much, from 1 on.
    * @param options `stream` is where its copies are queued by default. Default: a stream of its own.
    * @throws {OutOfMemoryError} when the host or `maxBytes` has no room.
    * @throws {ImportLimitError} above 4064 MiB in an `ipc` pool on Windows: use several buffers.

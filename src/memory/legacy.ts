@@ -34,7 +34,7 @@ import { withStream } from "./own_stream.ts";
 export interface OpenMemHandleOptions extends StreamOption {
   /** Where the peer's data begins, in bytes from the start of its allocation. Default: 0. */
   readonly byteOffset?: number;
-  /** How much of it there is. Default: up to the allocation's end. */
+  /** How much of it there is, from 1 on. Default: up to the allocation's end. */
   readonly byteLength?: number;
 }
 
@@ -49,6 +49,7 @@ const TORCH_PREFIX_BYTES = 2;
  * Allocates device memory that has a legacy handle (`cuMemAlloc`). Usable at once, on any stream of the device. Its
  * contents are undefined. Freed at a moment when the device is idle: the driver's own free waits for all queued work.
  *
+ * @param byteLength how much, from 1 on.
  * @throws {OutOfMemoryError} when the device has no room.
  */
 export function allocate(device: Device, byteLength: number, options?: StreamOption): DeviceBuffer {

@@ -25,7 +25,7 @@ import { VirtualAllocation } from "./virtual_allocation.ts";
 export interface MemoryPoolOptions {
   /** Its allocations can be mapped by other processes. Default: false. */
   readonly ipc?: boolean;
-  /** The most that it may hold, in bytes; rounded up by the driver (32 MiB steps). Default: no limit. Required on Windows. */
+  /** The most that it may hold, in bytes, from 1 on; rounded up by the driver (32 MiB steps). Default: no limit. Required on Windows. */
   readonly maxBytes?: number;
   /**
    * How many bytes of freed memory it keeps for later allocations when a stream or device is synchronized; Infinity
@@ -171,6 +171,7 @@ export class MemoryPool extends Closable {
    * Above 4064 MiB in an `ipc` pool the buffer is virtual memory (`kind` is `"virtual"`, and `exportHandles` gives the
    * handles that an importer needs): importing such an allocation of the driver's own pool would kill the importer.
    *
+   * @param byteLength how much, from 1 on.
    * @throws {InvalidArgumentError} when `byteLength` is not an integer from 1 on, or the stream is of another device.
    * @throws {OutOfMemoryError} when the device or `maxBytes` has no room.
    * @throws {NotSupportedError} when the pool is imported.

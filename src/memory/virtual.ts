@@ -47,6 +47,7 @@ export class VirtualMemory {
    * Allocates device memory and maps it. Its length is what was asked for; physically it is rounded up to the device's
    * granularity (2 MiB). Usable at once, on any stream of the device; freed when the work of its stream is done.
    *
+   * @param byteLength how much, from 1 on.
    * @throws {OutOfMemoryError} when the device has no room.
    * @throws {CudaDriverError} with code 800 for `fabric` without an IMEX channel.
    */
