@@ -1,6 +1,7 @@
 /** What every object that owns something of the driver's has in common: closing once, and a safety net. */
 import process from "node:process";
 import { checkOptions, checkSignal, withArticle } from "./arguments.ts";
+import { inBackground } from "./background.ts";
 import { ClosedError, CudaDriverError } from "./errors.ts";
 
 /** Options of `closeAsync` and other waits. */
@@ -34,7 +35,7 @@ const safetyNet = new FinalizationRegistry<{ className: string; remains: Remains
       { type: "CudaIpcWarning", code: "CUDA_IPC_NOT_CLOSED" },
     );
   }
-  remains.release();
+  inBackground(`free a ${className} that was garbage-collected`, () => remains.release(), "CUDA_IPC_NOT_FREED");
 });
 
 let register: (object: Closable) => void;
@@ -71,7 +72,10 @@ export abstract class Closable implements Disposable, AsyncDisposable {
     return this.#closed;
   }
 
-  /** Closes the object: at once for its user, for the driver when no work uses it any more. Never blocks. */
+  /**
+   * Closes the object: at once for its user, for the driver when no work uses it any more. Never blocks. Of a context that is lost
+   * (a kernel has failed) nothing is left to give back, and that is no error.
+   */
   close(): void {
     if (this.#closed) return;
     this.#closed = true;

@@ -13,7 +13,7 @@ import type { AllocationHandle } from "./allocation_handle.ts";
 import type { Allocation, BufferKind } from "./allocation.ts";
 import { nativePool } from "./native_pool.ts";
 import type { HostPool } from "./host_pool.ts";
-import { checkOverlap, checkStream, copy, copy2D, type Place, type Rows } from "./copy.ts";
+import { checkOverlap, checkStream, copy, copy2D, type PitchedPlace } from "./copy.ts";
 import { ForeignAllocation } from "./foreign_allocation.ts";
 import { hostPoolParts } from "./native_host_pool.ts";
 import { withStream } from "./own_stream.ts";
@@ -501,9 +501,9 @@ export class DeviceBuffer extends Closable {
     const { stream: given } = checkOptions(action, options, ["stream"]);
     const stream = given === undefined ? this.#allocation.stream : nativeStream(given, action);
     checkStream(this.#allocation, other.#allocation, stream, action);
-    const length = this.#byteLength;
-    checkOverlap(this.#rows(length), other.#rows(length), length, 1, action);
-    copy(this.#place(), other.#place(), this.#size, stream);
+    const [to, from] = [this.#rows(this.#byteLength), other.#rows(this.#byteLength)];
+    checkOverlap(to, from, this.#byteLength, 1, action);
+    copy(to, from, this.#size, stream);
   }
 
   /**
@@ -537,9 +537,9 @@ export class DeviceBuffer extends Closable {
     const sourcePitch = other.#checkPitch(action, "sourcePitchBytes", sourcePitchBytes, width, height);
     const stream = given === undefined ? this.#allocation.stream : nativeStream(given, action);
     checkStream(this.#allocation, other.#allocation, stream, action);
-    checkOverlap(this.#rows(pitch), other.#rows(sourcePitch), width, height, action);
-    const to = { ...this.#place(), pitchBytes: pitch };
-    copy2D(to, { ...other.#place(), pitchBytes: sourcePitch }, width, height, stream, action);
+    const [to, from] = [this.#rows(pitch), other.#rows(sourcePitch)];
+    checkOverlap(to, from, width, height, action);
+    copy2D(to, from, width, height, stream, action);
   }
 
   /** A pitch that holds a row, with which all rows lie within the buffer. */
@@ -552,12 +552,8 @@ export class DeviceBuffer extends Closable {
     );
   }
 
-  #rows(pitchBytes: number): Rows {
-    return { allocation: this.#allocation, byteOffset: this.#byteOffset, pitchBytes };
-  }
-
-  #place(): Place {
-    return { allocation: this.#allocation, address: this.#address };
+  #rows(pitchBytes: number): PitchedPlace {
+    return { allocation: this.#allocation, address: this.#address, pitchBytes };
   }
 
   /** Copies this buffer into another one of the same length, which is never zero: `other.copyFrom(this)`. */

@@ -13,13 +13,6 @@ export interface Place {
   readonly address: Address;
 }
 
-/** Rows in an allocation. */
-export interface Rows {
-  readonly allocation: Allocation;
-  readonly byteOffset: number;
-  readonly pitchBytes: number;
-}
-
 /** A place whose rows begin `pitchBytes` apart. */
 export interface PitchedPlace extends Place {
   readonly pitchBytes: number;
@@ -29,17 +22,17 @@ export interface PitchedPlace extends Place {
  * Refuses a copy between rows that share bytes: the driver does not say what becomes of them. Two mappings of one physical
  * memory are not seen as one.
  */
-export function checkOverlap(to: Rows, from: Rows, rowBytes: number, rows: number, action: Text): void {
-  if (to.allocation !== from.allocation) return;
+export function checkOverlap(to: PitchedPlace, from: PitchedPlace, rowBytes: number, rows: number, action: Text): void {
+  const [target, source] = [Number(to.address), Number(from.address)];
   for (let i = 0, j = 0; i < rows && j < rows;) {
-    const start = to.byteOffset + i * to.pitchBytes;
-    const other = from.byteOffset + j * from.pitchBytes;
+    const start = target + i * to.pitchBytes;
+    const other = source + j * from.pitchBytes;
     if (start + rowBytes <= other) i++;
     else if (other + rowBytes <= start) j++;
     else {
       throw new InvalidArgumentError(
-        `Cannot ${action}: the two overlap, the ${rowBytes} bytes from ${other} on and those from ${start} on in ` +
-          `${to.allocation.byteLength} bytes of memory. Copy by way of another buffer`,
+        `Cannot ${action}: source and target overlap, the ${rowBytes} bytes from 0x${other.toString(16)} on and those from ` +
+          `0x${start.toString(16)} on. Copy by way of another buffer`,
       );
     }
   }

@@ -161,6 +161,7 @@ test("copies between parts that overlap are refused, and no others", async () =>
   overlap(() => a.copyFrom(a));
   overlap(() => part(0, 100).copyFrom(part(99, 100)));
   overlap(() => part(99, 100).copyTo(part(0, 100)));
+  overlap(() => DeviceBuffer.wrap(here.device, a.address, 8).copyFrom(part(4, 8), { stream: here.stream }));
   part(0, 100).copyFrom(part(100, 100));
   assertEquals(await part(99, 2).read(), new Uint8Array([199, 100]));
   const columns = { rowBytes: 16, rows: 8, pitchBytes: 64, sourcePitchBytes: 64 };
