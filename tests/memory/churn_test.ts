@@ -40,12 +40,13 @@ async function settled(look: () => number): Promise<number> {
   return value;
 }
 
-for (const kind of KINDS) {
-  for (const runtime of ["deno", "bun"] as const) {
-    test(`${CYCLES} cycles of ${kind} memory from ${currentRuntime} to ${runtime}`, { skip: skipWithout(runtime) }, async () => {
-      using here = openAllocators();
-      await using peer = await startPeer(runtime);
-      await introduce(here, peer);
+for (const runtime of ["deno", "bun"] as const) {
+  const kinds = KINDS.join(", ");
+  test(`${CYCLES} cycles of ${kinds} memory from ${currentRuntime} to ${runtime}`, { skip: skipWithout(runtime) }, async () => {
+    using here = openAllocators();
+    await using peer = await startPeer(runtime, {}, { timeoutMs: 200_000 });
+    await introduce(here, peer);
+    for (const kind of KINDS) {
       const cycle = async (): Promise<void> => {
         const buffers = Array.from({ length: BATCH }, () => here.allocate(kind, LENGTH));
         const descriptors = buffers.map((buffer) => buffer.ipcDescriptor);
@@ -63,13 +64,15 @@ for (const kind of KINDS) {
       const fds = { own: countFds(), peer: await peer.ask({ do: "fds" }) };
       const freeBytes = await settledBytes();
       for (let done = 0; done < CYCLES; done += BATCH) await cycle();
-      assertEquals(await peer.ask({ do: "fds" }), fds.peer);
+      assertEquals(await peer.ask({ do: "fds" }), fds.peer, kind);
       await assertNoFdLeft(fds.own);
-      assertEquals(await settledBytes(), freeBytes);
-      await peer.end();
-    });
-  }
+      assertEquals(await settledBytes(), freeBytes, kind);
+    }
+    await peer.end();
+  });
+}
 
+for (const kind of KINDS) {
   for (const runtime of ["deno", "bun"] as const) {
     const few = CYCLES < FULL_CYCLES ? "the first cycles show the runtime's own growth" : false;
     test(`${runtime}'s memory after many cycles of ${kind} memory`, { skip: few || skipWithout(runtime) }, async () => {
