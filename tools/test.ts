@@ -14,7 +14,7 @@ import { fileURLToPath } from "node:url";
 import { currentRuntime, type Runtime, runtimePath } from "../tests/helpers/runtimes.ts";
 
 const ROOT = fileURLToPath(new URL("..", import.meta.url));
-const TIME_LIMIT_MS = Number(process.env.CUDA_IPC_TEST_TIME_LIMIT_MS ?? 270_000);
+const TIME_LIMIT_MS = Number(process.env.CUDA_IPC_TEST_TIME_LIMIT_MS ?? 280_000);
 const GPU_ONLY = "tests/gpu/";
 const ON_GPU = [GPU_ONLY, "tests/channel/", "tests/examples/", "tests/memory/", "tests/parity/", "tests/share/"];
 
