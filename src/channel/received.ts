@@ -49,7 +49,7 @@ export class ReceivedHold {
   releaseAfter(stream: NativeStream): void {
     if (this.#isReleased) return;
     const { word, value } = this.#slot;
-    if (stream.isIdle()) word.store(value);
+    if (!stream.hasWork()) word.store(value);
     else if (hasStreamMemoryOperations(stream.context)) word.writeAfter(stream, value);
     else {
       const completion = new Completion(stream);
