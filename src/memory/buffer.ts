@@ -216,7 +216,8 @@ export class DeviceBuffer extends Closable {
   /**
    * Maps another process's virtual memory by the handles of its chunks (`cuMemImportFromShareableHandle`), which the
    * exporter's `buffer.exportHandles` gave, in their order; or by fabric handles of 64 bytes. They stay the caller's and
-   * may be closed right after. In the exporter's own process it gives an alias at another address. The memory lives
+   * may be closed right after; the buffer keeps a duplicate of each until it is freed, so that it can be sent on, which the
+   * driver refuses. In the exporter's own process it gives an alias at another address. The memory lives
    * until its last mapping goes, whoever has it.
    *
    * @param device the device whose streams use it; another one than the memory's must have access to that one.

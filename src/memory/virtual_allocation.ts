@@ -206,9 +206,9 @@ export class VirtualAllocation extends Allocation {
       try {
         this.range.unmap();
       } finally {
-        closeKept(this.#origin.handles ?? []);
         pool?.removeVirtual(this);
         this.context.release();
+        closeKept(this.#origin.handles ?? []);
       }
     }, this.range.byteLength);
   }
